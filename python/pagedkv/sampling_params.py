@@ -1,0 +1,94 @@
+"""How one request's tokens are chosen and when it ends. A plain value, checked when made; used by server, engine and sampling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_MAX_STOP_STRINGS = 64
+_MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling options of one request, with the names that vLLM and OpenAI users know.
+
+    Args:
+        temperature: 0 is greedy; below 1e-5 counts as greedy. Finite, >= 0.
+        top_k: keep the k most likely tokens; 0 or -1 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches top_p. In (0, 1].
+        seed: makes the draws of this request repeatable, whatever its neighbours are. None: a random one.
+        max_tokens: most tokens to generate. None: up to the model's context.
+        stop: strings that end the text; the text is cut before the first of them.
+        stop_token_ids: token ids that end the text.
+        ignore_eos: go on past the end-of-sequence token.
+        include_stop_str_in_output: keep the stop string in the text.
+        skip_special_tokens: leave special tokens out of the text.
+
+    Raises:
+        ValueError, TypeError: a value out of its range, naming it and what is allowed.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    stop: Sequence[str] = field(default=())
+    stop_token_ids: Sequence[int] = field(default=())
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_number("temperature", self.temperature, low=0.0)
+        _check_number("top_p", self.top_p, low=0.0, high=1.0, low_open=True)
+        _check_int("top_k", self.top_k, low=-1)
+        if self.seed is not None:
+            _check_int("seed", self.seed, low=0, high=_MAX_SEED)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, low=1)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if len(stop) > _MAX_STOP_STRINGS:
+            raise ValueError(f"stop has {len(stop)} strings; at most {_MAX_STOP_STRINGS} are allowed")
+        for text in stop:
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"stop must hold non-empty strings, got {text!r}")
+        object.__setattr__(self, "stop", stop)
+        ids = tuple(self.stop_token_ids)
+        for token_id in ids:
+            _check_int("stop_token_ids", token_id, low=0)
+        object.__setattr__(self, "stop_token_ids", ids)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise ValueError for ids that a vocabulary of vocab_size does not have."""
+        for token_id in self.stop_token_ids:
+            if token_id >= vocab_size:
+                raise ValueError(
+                    f"stop_token_ids has {token_id}, outside the vocabulary (0 to {vocab_size - 1})"
+                )
+
+
+def _check_number(
+    name: str, value: float, *, low: float, high: float = math.inf, low_open: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r}")
+    bounds = f"{'above' if low_open else 'at least'} {low:g}"
+    if high != math.inf:
+        bounds += f" and at most {high:g}"
+    if not math.isfinite(value) or value < low or value > high or (low_open and value == low):
+        raise ValueError(f"{name} must be finite, {bounds}, got {value!r}")
+
+
+def _check_int(name: str, value: int, *, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__} {value!r}")
+    if value < low or (high is not None and value > high):
+        upper = "" if high is None else f" and at most {high}"
+        raise ValueError(f"{name} must be at least {low}{upper}, got {value}")
