@@ -1,6 +1,8 @@
-"""Builds the three compiled parts: `_core` (pybind11, no torch), `_ops_cpu` and `_ops_cuda` (torch's stable ABI, no Python).
+"""Builds the three compiled parts: `_core` (pybind11, no torch), `_ops_cpu` and `_ops_cuda`
+(torch's stable ABI, no Python).
 
-CUDA is built when a toolkit is found, or as PAGEDKV_CUDA=0|1 says, never by asking whether a GPU is present.
+CUDA is built when a toolkit is found, or as PAGEDKV_CUDA=0|1 says, never by asking whether a GPU is
+present.
 PAGEDKV_BUILD=core,cpu,cuda builds only the named parts (for work on one of them).
 """
 

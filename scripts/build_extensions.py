@@ -1,6 +1,8 @@
-"""The list of compiled extensions and how each is compiled. Read by setup.py; sources are found by folder, so no list can drift.
+"""The list of compiled extensions and how each is compiled. Read by setup.py; sources are found by
+folder, so no list can drift.
 
-`_core` is a plain pybind11 module. `_ops_cpu` and `_ops_cuda` are libraries of torch operators on the stable ABI: they hold no Python
+`_core` is a plain pybind11 module. `_ops_cpu` and `_ops_cuda` are libraries of torch operators on
+the stable ABI: they hold no Python
 code and are loaded with torch.ops.load_library. The CUDA one compiles beside a CPU-only torch too.
 """
 
@@ -112,7 +114,8 @@ def _cuda_extension() -> Extension:
 
     home = cuda_home()
     assert home is not None
-    # Beside a CPU-only torch wheel cpp_extension sees no toolkit and no CUDA version; the stable ABI needs neither.
+    # Beside a CPU-only torch wheel cpp_extension sees no toolkit and no CUDA version; the stable
+    # ABI needs neither.
     cpp_extension.CUDA_HOME = str(home)
     if torch.version.cuda is None:
         torch.version.cuda = _toolkit_version(home)
@@ -137,7 +140,8 @@ def _cuda_extension() -> Extension:
         },
         py_limited_api=True,
     )
-    # torch's default list names c10_cuda and torch_cuda, which a CPU-only wheel lacks and the stable ABI does not need.
+    # torch's default list names c10_cuda and torch_cuda, which a CPU-only wheel lacks and the
+    # stable ABI does not need.
     extension.libraries = ["torch_cpu", "cudart_static", "rt", "dl", "pthread"]
     return extension
 
@@ -164,7 +168,8 @@ def build_ext_class() -> Any:
     from torch.utils.cpp_extension import BuildExtension
 
     class LibraryBuild(BuildExtension):  # type: ignore[misc]
-        """Names operator libraries plainly: they serve every Python, so their file carries no Python tag."""
+        """Names operator libraries plainly: they serve every Python, so their file carries no
+        Python tag."""
 
         def get_ext_filename(self, ext_name: str) -> str:
             if "_ops_" in ext_name:

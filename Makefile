@@ -1,0 +1,38 @@
+# Each target does its own set-up in .venv: torch is pinned for reproducibility, the package itself accepts torch >= 2.10.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := $(shell find csrc include -type f) scripts/build_extensions.py setup.py pyproject.toml
+PROMPT ?= What is the capital of France?
+
+.PHONY: demo test lint bench clean
+
+demo: $(STAMP)
+	$(BIN)/pagedkv generate smollm2 --chat --max-tokens 48 --temperature 0 --draw -p "$(PROMPT)" -p "What is the capital of Italy?"
+
+test: $(STAMP) $(VENV)/.model
+	$(BIN)/python -m pytest -n auto --dist worksteal tests
+
+lint: $(STAMP)
+	scripts/lint.sh $(BIN)
+
+bench: $(STAMP) $(VENV)/.model
+	scripts/bench.sh $(BIN)
+
+clean:
+	rm -rf build dist python/*.egg-info python/pagedkv/*.so $(VENV)
+
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install torch==2.13.0 numpy "setuptools>=77" wheel "pybind11>=2.13" ninja "cmake>=3.24"
+	touch $@
+
+$(STAMP): $(VENV)/.torch $(SOURCES)
+	$(BIN)/python -m pip install --no-build-isolation --editable ".[test,lint]"
+	touch $@
+
+$(VENV)/.model: $(STAMP)
+	$(BIN)/pagedkv fetch smollm2
+	touch $@

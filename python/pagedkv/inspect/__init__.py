@@ -1,0 +1,7 @@
+"""Pictures of the paged cache, from immutable snapshots of the manager. Nothing here touches a
+running engine."""
+
+from pagedkv.inspect.draw import draw_cache
+from pagedkv.inspect.example import ExampleStage, copy_on_write_example
+
+__all__ = ["ExampleStage", "copy_on_write_example", "draw_cache"]
