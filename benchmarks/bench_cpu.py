@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import rows
 import torch
 
+import rows
 from pagedkv import LLM, SamplingParams
 from pagedkv.weights import open_checkpoint
 
