@@ -65,7 +65,8 @@ def transformers_model(dtype: torch.dtype) -> torch.nn.Module:
     model = LlamaForCausalLM(LlamaConfig(**checkpoint.config))
     state = dict(checkpoint.tensors())
     missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    assert not unexpected, unexpected
+    assert set(missing) <= {"lm_head.weight"}, missing
     model.tie_weights()
     return model.to(dtype).eval()
 
