@@ -1,6 +1,11 @@
 // The vector interface of vec.h on AVX-512 (F, BW, DQ, VL): 16 lanes. Included by vec.h only.
 #pragma once
 
+// GCC 12's own AVX-512 header passes deliberately undefined registers as pass-through operands,
+// and warns about it at every caller.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
 namespace pagedkv::cpu::avx512 {
 
 inline constexpr int kWidth = 16;
