@@ -1,0 +1,180 @@
+"""`pagedkv generate`: answers to prompts, streamed to standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pagedkv.cli import options
+
+if TYPE_CHECKING:
+    from pagedkv.engine import CacheView, Engine
+    from pagedkv.records import RequestOutput, StepResult
+
+
+def generate(
+    model: options.Model,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", help="Repeatable. Without one: standard input."),
+    ] = None,
+    max_tokens: options.MaxTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the model's end token.")
+    ] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Put each prompt into the chat template.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per prompt, when all are done.")
+    ] = False,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Draw the paged cache at this run's fullest moment.")
+    ] = False,
+    dtype: options.Dtype = "auto",
+    max_model_len: options.MaxModelLen = None,
+    block_size: options.BlockSize = 16,
+    num_blocks: options.NumBlocks = None,
+    cache_bytes: options.CacheBytes = None,
+) -> None:
+    """Answer prompts, all in one batch; the text comes as it is made.
+
+    Example: pagedkv generate smollm2 --max-tokens 32 -p "The capital of France is"
+    """
+    from pagedkv.sampling_params import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop or (),
+        ignore_eos=ignore_eos,
+    )
+    prompts = prompt or [_read_stdin()]
+    engine = options.load_engine(
+        model,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_gpu_blocks_override=num_blocks,
+        kv_cache_memory_bytes=cache_bytes,
+    )
+    texts = [_in_template(engine, text) for text in prompts] if chat else prompts
+    names = [str(number) for number in range(len(texts))]
+    requests = [
+        engine.make_request(name, text, params, add_special_tokens=not chat)
+        for name, text in zip(names, texts, strict=True)
+    ]
+    for request in requests:
+        engine.add(request, stream=True)
+
+    printer = _InOrder(dict(zip(names, prompts, strict=True)), silent=as_json)
+    fullest = engine.cache_view()
+    begin = time.perf_counter()
+    while engine.has_work:
+        printer.take(engine.step())
+        if draw:
+            fullest = _fuller(fullest, engine.cache_view())
+    if as_json:
+        for name, text in zip(names, prompts, strict=True):
+            print(json.dumps(_as_dict(text, printer.outputs[name]), ensure_ascii=False))
+    _report(printer, time.perf_counter() - begin)
+    if draw:
+        from rich.console import Console
+
+        from pagedkv.inspect import draw_cache
+
+        console = Console(highlight=False, soft_wrap=True)
+        console.print(draw_cache(fullest.snapshot, fullest.names))
+    if any(output.error for output in printer.outputs.values()):
+        raise typer.Exit(1)
+
+
+class _InOrder:
+    """Prints the answers one after the other: the first unfinished one as it comes, later ones
+    when it is their turn."""
+
+    def __init__(self, prompts: dict[str, str], *, silent: bool) -> None:
+        self.outputs: dict[str, RequestOutput] = {}
+        self.num_tokens = 0
+        self._prompts = prompts
+        self._unprinted = dict.fromkeys(prompts, "")
+        self._queue = [] if silent else list(prompts)
+        self._has_header = False
+
+    def take(self, result: StepResult) -> None:
+        for delta in result.deltas:
+            self._unprinted[delta.request_id] += delta.text
+            self.num_tokens += len(delta.token_ids)
+        for output in result.finished:
+            self.outputs[output.request_id] = output
+        while self._queue:
+            name = self._queue[0]
+            self._print(name)
+            if name not in self.outputs:
+                break
+            print()
+            self._queue.pop(0)
+            self._has_header = False
+
+    def _print(self, name: str) -> None:
+        if len(self._prompts) > 1 and not self._has_header:
+            print(f"== {self._prompts[name]}")
+            self._has_header = True
+        print(self._unprinted[name], end="", flush=True)
+        self._unprinted[name] = ""
+
+
+def _read_stdin() -> str:
+    if sys.stdin.isatty():
+        raise typer.BadParameter("give at least one prompt: -p TEXT, or text on standard input")
+    return sys.stdin.read()
+
+
+def _in_template(engine: Engine, text: str) -> str:
+    assert engine.tokenizer is not None  # a loaded checkpoint always has one
+    return engine.tokenizer.apply_chat_template([{"role": "user", "content": text}])
+
+
+def _fuller(one: CacheView, other: CacheView) -> CacheView:
+    """The view with more blocks in use; the later one of equals."""
+    used = other.snapshot.statistics.num_referenced
+    return other if used >= one.snapshot.statistics.num_referenced else one
+
+
+def _as_dict(prompt: str, output: RequestOutput) -> dict[str, object]:
+    answer = output.outputs[0]
+    return {
+        "prompt": prompt,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+        "error": output.error,
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": output.num_cached_tokens,
+        "num_preemptions": output.num_preemptions,
+    }
+
+
+def _report(printer: _InOrder, seconds: float) -> None:
+    """One line about the run, and each failed request's reason, on standard error."""
+    print(
+        f"[{len(printer.outputs)} answers, {printer.num_tokens} tokens in {seconds:.2f} s, "
+        f"{printer.num_tokens / seconds:.1f} tokens/s]",
+        file=sys.stderr,
+    )
+    for output in printer.outputs.values():
+        if output.error:
+            print(f"pagedkv: error: prompt {output.request_id}: {output.error}", file=sys.stderr)

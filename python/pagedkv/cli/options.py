@@ -1,0 +1,50 @@
+"""Options that several commands share, and what is made of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pagedkv.engine import Engine
+
+Model = Annotated[
+    str,
+    typer.Argument(help="smollm2, a directory of safetensors, or a .gguf file.", metavar="MODEL"),
+]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token each time.")]
+TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that reach this probability.")]
+Seed = Annotated[int | None, typer.Option(help="Makes the draws repeatable.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Text that ends an answer; repeatable.")]
+
+_ENGINE = "Engine"
+Dtype = Annotated[
+    str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(help="Most tokens of prompt and answer together.", rich_help_panel=_ENGINE),
+]
+BlockSize = Annotated[int, typer.Option(help="Tokens in a block.", rich_help_panel=_ENGINE)]
+NumBlocks = Annotated[
+    int | None,
+    typer.Option("--num-gpu-blocks-override", help="Blocks in the pool.", rich_help_panel=_ENGINE),
+]
+CacheBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-cache-memory-bytes", help="Size of the pool in bytes.", rich_help_panel=_ENGINE
+    ),
+]
+
+
+def load_engine(model: str, **options: Any) -> Engine:
+    """An engine with the options that were given; those that are None keep their defaults."""
+    from pagedkv.config import EngineConfig
+    from pagedkv.engine import Engine
+
+    given = {name: value for name, value in options.items() if value is not None}
+    return Engine.from_config(EngineConfig.from_options(model, **given))

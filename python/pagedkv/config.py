@@ -1,0 +1,151 @@
+"""Options of the engine as small frozen values, checked when made. `EngineConfig.from_options`
+sorts flat keyword options into them.
+
+An unknown option raises with the closest names that exist. Nothing here is ever mutated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+MAX_BLOCK_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The pool of KV blocks.
+
+    Args:
+        block_size: tokens in a block, 1 to 256.
+        num_gpu_blocks_override: exactly this many blocks (the name users know; on the CPU too).
+        kv_cache_memory_bytes: as many blocks as fit in this many bytes. Not together with
+            num_gpu_blocks_override. With neither, the CPU pool holds max_num_seqs sequences of
+            max_model_len tokens, at most 1 GiB.
+        enable_prefix_caching: find full blocks of earlier prompts and answers again by content.
+        watermark: fraction of the pool kept free when a request is admitted, so that running ones
+            can grow. In [0, 1).
+    """
+
+    block_size: int = 16
+    num_gpu_blocks_override: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    watermark: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        if self.num_gpu_blocks_override is not None:
+            _check_int("num_gpu_blocks_override", self.num_gpu_blocks_override, 1)
+            if self.kv_cache_memory_bytes is not None:
+                raise ValueError(
+                    "num_gpu_blocks_override and kv_cache_memory_bytes both size the pool: give one"
+                )
+        if self.kv_cache_memory_bytes is not None:
+            _check_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+        _check_bool("enable_prefix_caching", self.enable_prefix_caching)
+        if isinstance(self.watermark, bool) or not isinstance(self.watermark, (int, float)):
+            raise TypeError(f"watermark must be a number, got {self.watermark!r}")
+        if not math.isfinite(self.watermark) or not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark must be at least 0 and below 1, got {self.watermark!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How much one step may hold.
+
+    Args:
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most tokens in one step. At least max_num_seqs, so that every
+            running sequence advances in every step and a prefill always gets a share beside
+            decodes.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+
+    def __post_init__(self) -> None:
+        _check_int("max_num_seqs", self.max_num_seqs, 1)
+        _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs "
+                f"{self.max_num_seqs}: "
+                "raise the first or lower the second"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is made from.
+
+    Args:
+        model: the alias `smollm2`, a directory of safetensors, or a .gguf file.
+        dtype: of weights, activations and cache; auto takes the checkpoint's, float32 if it names
+            none.
+        max_model_len: most tokens of a prompt and its answer. None: what the model allows.
+        seed: makes the draws of requests without a seed of their own repeatable. None: they are
+            random.
+    """
+
+    model: str
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    seed: int | None = None
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if self.max_model_len is not None:
+            _check_int("max_model_len", self.max_model_len, 2)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, 2**64 - 1)
+
+    @classmethod
+    def from_options(cls, model: str, **options: Any) -> EngineConfig:
+        """Flat keyword options, as users give them, into composed configs.
+
+        Raises:
+            ValueError: an option that does not exist (with the closest that do), or a value out of
+                its range.
+        """
+        parts: dict[str, Any] = {"cache": CacheConfig, "scheduler": SchedulerConfig}
+        own = {f.name for f in dataclasses.fields(cls)} - {"model", *parts}
+        homes = dict.fromkeys(own, "")
+        for part, kind in parts.items():
+            homes.update({f.name: part for f in dataclasses.fields(kind)})
+        sorted_options: dict[str, dict[str, Any]] = {"": {}, **{part: {} for part in parts}}
+        for name, value in options.items():
+            if name not in homes:
+                raise ValueError(unknown_option(name, list(homes)))
+            sorted_options[homes[name]][name] = value
+        made = {part: kind(**sorted_options[part]) for part, kind in parts.items()}
+        return cls(model=model, **sorted_options[""], **made)
+
+
+def unknown_option(name: str, allowed: list[str]) -> str:
+    """The message for an option that does not exist."""
+    close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.5)
+    hint = f"options are {', '.join(sorted(allowed))}"
+    if close:
+        hint = f"did you mean {' or '.join(close)}?"
+    return f"unknown option {name!r}: {hint}"
+
+
+def _check_int(name: str, value: int, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__} {value!r}")
+    if value < low or (high is not None and value > high):
+        upper = "" if high is None else f" and at most {high}"
+        raise ValueError(f"{name} must be at least {low}{upper}, got {value}")
+
+
+def _check_bool(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")

@@ -1,0 +1,197 @@
+"""One engine: schedule, run, update, text. It owns scheduler, block manager and cache; one thread.
+
+Errors of a request are refused in add_request, before it is queued; errors of a step end the
+requests of that step and the engine goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from pagedkv.block_manager import BlockManager, Snapshot, Statistics
+from pagedkv.config import EngineConfig
+from pagedkv.engine.input_builder import InputBuilder
+from pagedkv.engine.loading import LoadedModel, load
+from pagedkv.engine.model_runner import ModelRunner
+from pagedkv.engine.output_processor import OutputProcessor
+from pagedkv.engine.requests import Prompt, RequestBuilder
+from pagedkv.kv_cache import KVCache, num_blocks_for
+from pagedkv.records import FinishedRequest, OutputDelta, RequestOutput, StepResult
+from pagedkv.request import Request
+from pagedkv.sampling_params import SamplingParams
+from pagedkv.scheduler import Scheduler
+from pagedkv.text import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class CacheView(NamedTuple):
+    """The paged cache at one moment: an immutable copy, and seq_id -> request_id."""
+
+    snapshot: Snapshot
+    names: dict[int, str]
+
+
+class Engine:
+    """Continuous batching over one model.
+
+    Example::
+
+        engine = Engine.from_config(EngineConfig.from_options("smollm2"))
+        engine.add_request("a", "Hello", SamplingParams(max_tokens=8), stream=True)
+        while engine.has_work:
+            for delta in engine.step().deltas:
+                print(delta.text, end="")
+    """
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        self.tokenizer: Tokenizer | None = loaded.tokenizer
+        self.max_model_len = loaded.max_model_len
+        num_blocks = num_blocks_for(
+            config.cache,
+            loaded.cache_shape,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=loaded.max_model_len,
+        )
+        block_size = config.cache.block_size
+        self._manager = BlockManager(
+            num_blocks,
+            block_size,
+            watermark=config.cache.watermark,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        )
+        self._scheduler = Scheduler(
+            self._manager, config.scheduler, max_model_len=loaded.max_model_len
+        )
+        self._runner = ModelRunner(
+            loaded.model,
+            KVCache(loaded.cache_shape, num_blocks, block_size),
+            InputBuilder(self._manager, config.scheduler, max_model_len=loaded.max_model_len),
+            max_num_seqs=config.scheduler.max_num_seqs,
+            vocab_size=loaded.sampled_vocab_size,
+        )
+        self._requests = RequestBuilder(
+            loaded.tokenizer,
+            vocab_size=loaded.vocab_size,
+            max_model_len=loaded.max_model_len,
+            num_cache_tokens=num_blocks * block_size,
+            seed=config.seed,
+        )
+        self._outputs = OutputProcessor(loaded.tokenizer, config.scheduler.max_num_seqs)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Engine:
+        """Load the model that config names and make an engine of it."""
+        return cls(load(config), config)
+
+    # -- requests ----------------------------------------------------------------------
+
+    def make_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        add_special_tokens: bool = True,
+    ) -> Request:
+        """Check a request as add_request does, without queueing it."""
+        request = self._requests.build(
+            request_id, prompt, params, add_special_tokens=add_special_tokens
+        )
+        self._scheduler.check_admissible(request)
+        return request
+
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, stream: bool = False
+    ) -> None:
+        """Queue a prompt (text or token ids).
+
+        Raises:
+            ValueError, TypeError: what is wrong, in words; nothing was queued then.
+        """
+        self.add(self.make_request(request_id, prompt, params), stream=stream)
+
+    def add(self, request: Request, *, stream: bool = False) -> None:
+        """Queue a request of make_request. stream: its text comes in pieces in step().deltas."""
+        self._scheduler.check_admissible(request)
+        self._outputs.add(request, streams=stream)
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; its output so far, or None if it is not here (any more)."""
+        if request_id not in self._scheduler:
+            return None
+        _, output = self._outputs.finish(self._scheduler.finish(request_id, "abort"))
+        return output
+
+    # -- steps -------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def step(self) -> StepResult:
+        """Run one step; empty when there is nothing to do.
+
+        An exception in the step ends the step's requests with an error; others go on. An interrupt
+        does the same and is passed on.
+        """
+        step = self._scheduler.schedule()
+        if step is None:
+            return StepResult([], [])
+        self._outputs.admit(step.admitted)
+        try:
+            token_ids, failed = self._runner.run(step, self._scheduler.slots.token_ids)
+        except Exception as error:
+            logger.exception("step %d failed; its requests end", step.step_id)
+            ended = self._scheduler.fail(step, f"the step failed: {type(error).__name__}: {error}")
+            return self._collect([], ended)
+        except BaseException:
+            self._collect([], self._scheduler.fail(step, "interrupted"))
+            raise
+        ended = self._scheduler.update(step, token_ids, failed)
+        deltas: list[OutputDelta] = []
+        slots = step.slots[step.sample_rows]
+        for i in self._outputs.watched(slots).tolist():
+            request = self._scheduler.request_at(int(slots[i]))
+            if request is None:
+                continue  # among the ended
+            delta, has_stop = self._outputs.push(request.request_id, int(token_ids[i]))
+            if delta is not None:
+                deltas.append(delta)
+            if has_stop:
+                ended.append(self._scheduler.finish(request.request_id, "stop"))
+        return self._collect(deltas, ended)
+
+    def _collect(self, deltas: list[OutputDelta], ended: list[FinishedRequest]) -> StepResult:
+        outputs: list[RequestOutput] = []
+        for finished in ended:
+            delta, output = self._outputs.finish(finished)
+            if delta is not None:
+                deltas.append(delta)
+            outputs.append(output)
+        return StepResult(deltas, outputs)
+
+    # -- looking in --------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    def statistics(self) -> Statistics:
+        """The block manager's counters."""
+        return self._manager.statistics()
+
+    def cache_view(self) -> CacheView:
+        """The cache as it is now, for pictures."""
+        return CacheView(self._manager.snapshot(), self._scheduler.names_by_seq_id())
+
+    def check_invariants(self) -> None:
+        """Raise if the manager's or the scheduler's books are wrong. For tests and idle moments."""
+        self._manager.check_invariants()
+        self._scheduler.check_invariants()

@@ -1,0 +1,148 @@
+"""`LLM`: a list of prompts in, a list of outputs out, with a progress bar."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pagedkv.config import EngineConfig
+from pagedkv.engine.engine import Engine
+from pagedkv.engine.requests import Prompt
+from pagedkv.records import RequestOutput
+from pagedkv.sampling_params import SamplingParams
+from pagedkv.text import Tokenizer
+
+Message = Mapping[str, str]
+
+
+class LLM:
+    """A model ready to answer lists of prompts.
+
+    Args:
+        model: the alias `smollm2`, a directory of safetensors, or a .gguf file.
+        options: of EngineConfig and its parts, flat: dtype, max_model_len, block_size,
+            max_num_seqs, num_gpu_blocks_override, ...
+
+    Example::
+
+        llm = LLM("smollm2")
+        outputs = llm.generate(["The capital of France is"], SamplingParams(temperature=0))
+        print(outputs[0].outputs[0].text)
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self.engine = Engine.from_config(EngineConfig.from_options(model, **options))
+        self._names = itertools.count()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = self.engine.tokenizer
+        assert tokenizer is not None  # a loaded checkpoint always has one
+        return tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer prompts; outputs come in their order.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of these.
+            sampling_params: one for all, or one for each. None: the defaults.
+            use_tqdm: show a progress bar on the terminal.
+
+        Returns:
+            one RequestOutput per prompt; one that failed has finish_reason "error" and says why.
+
+        Raises:
+            ValueError, TypeError: something is wrong with one of them; none was run then.
+        """
+        batch = [prompts] if _is_single(prompts) else list(prompts)
+        params = _params_for(len(batch), sampling_params)
+        return self._run(batch, params, add_special_tokens=True, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, through the model's chat template."""
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: list[Any] = [messages] if is_one else list(messages)
+        texts = [self.tokenizer.apply_chat_template(one) for one in conversations]
+        params = _params_for(len(texts), sampling_params)
+        # The template writes the special tokens itself.
+        return self._run(texts, params, add_special_tokens=False, use_tqdm=use_tqdm)
+
+    def _run(
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams],
+        *,
+        add_special_tokens: bool,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        requests = [
+            self.engine.make_request(
+                str(next(self._names)), prompt, one, add_special_tokens=add_special_tokens
+            )
+            for prompt, one in zip(prompts, params, strict=True)
+        ]
+        outputs: dict[str, RequestOutput] = {}
+        try:
+            with _progress(enabled=use_tqdm) as bar:
+                task = bar.add_task("answering", total=len(requests))
+                for request in requests:
+                    self.engine.add(request)
+                while self.engine.has_work:
+                    for output in self.engine.step().finished:
+                        outputs[output.request_id] = output
+                        bar.advance(task)
+        finally:
+            for request in requests:  # an interrupt leaves nothing behind
+                self.engine.abort(request.request_id)
+        return [outputs[request.request_id] for request in requests]
+
+
+def _is_single(prompts: Any) -> bool:
+    """Whether this is one prompt: a text, or token ids."""
+    if isinstance(prompts, str):
+        return True
+    if isinstance(prompts, np.ndarray):
+        return prompts.ndim == 1
+    return len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))
+
+
+def _params_for(
+    num_prompts: int, params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if len(params) != num_prompts:
+        raise ValueError(f"{num_prompts} prompts, but {len(params)} sampling params: give one each")
+    return list(params)
+
+
+def _progress(*, enabled: bool) -> Progress:
+    """A bar on standard error, so that standard output stays the caller's; gone when done."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not enabled,
+        transient=True,
+    )

@@ -1,0 +1,76 @@
+"""Runs one scheduled step on the model: tables, copies, forward, logits of the rows that sample."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagedkv.engine.input_builder import InputBuilder
+from pagedkv.kv_cache import KVCache
+from pagedkv.models import AttentionMetadata
+from pagedkv.records import ScheduledStep
+from pagedkv.sampling import SlotParams, sample
+
+
+class Model(Protocol):
+    """What the engine needs of a model."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
+        attn_metadata: AttentionMetadata,
+    ) -> torch.Tensor: ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+class ModelRunner:
+    """Holds the model, its cache and the sampling parameters by slot. Decides nothing."""
+
+    def __init__(
+        self,
+        model: Model,
+        kv_cache: KVCache,
+        inputs: InputBuilder,
+        *,
+        max_num_seqs: int,
+        vocab_size: int,
+    ) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._inputs = inputs
+        self._params = SlotParams(max_num_seqs)
+        self._vocab_size = vocab_size
+
+    @torch.inference_mode()
+    def run(
+        self, step: ScheduledStep, token_ids: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Token ids and failures [num_samples] of step.sample_rows.
+
+        Args:
+            token_ids: the slot table's [max_num_seqs, max_model_len].
+        """
+        for admitted in step.admitted:
+            request = admitted.request
+            self._params.set(admitted.slot, request.sampling_params, request.seed)
+        tensors = self._inputs.build(step, token_ids)
+        if step.copies.size:
+            self._kv_cache.copy_blocks(torch.from_numpy(step.copies))
+        hidden = self._model.forward(
+            tensors.input_ids, tensors.positions, self._kv_cache.layers, tensors.attn_metadata
+        )
+        if step.sample_rows.size == 0:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
+        logits = self._model.compute_logits(hidden[tensors.logit_rows])
+        # Rows of the embedding beyond the tokenizer's vocabulary are padding, never a token.
+        return sample(
+            logits[:, : self._vocab_size],
+            self._params.rows(step.slots[step.sample_rows]),
+            tensors.sample_positions,
+        )

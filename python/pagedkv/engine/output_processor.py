@@ -1,0 +1,151 @@
+"""Tokens into text: deltas of streamed requests, stop strings, finished outputs.
+
+Requests that neither stream nor have stop strings are decoded once, when they end; a step spends
+no time on them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.engine.stop_strings import StopStrings
+from pagedkv.records import (
+    Admitted,
+    CompletionOutput,
+    FinishedRequest,
+    FinishReason,
+    OutputDelta,
+    RequestOutput,
+)
+from pagedkv.request import Request
+from pagedkv.text import IncrementalDecoder, Tokenizer
+
+
+class _Watched:
+    """The text so far of a request that must be read token by token."""
+
+    __slots__ = ("decoder", "num_tokens", "parts", "stops", "streams")
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, *, streams: bool) -> None:
+        params = request.sampling_params
+        self.streams = streams
+        self.decoder = IncrementalDecoder(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self.stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self.parts: list[str] = []
+        self.num_tokens = 0
+
+    def push(self, token_ids: list[int], *, is_last: bool = False) -> str:
+        """Take new tokens; returns what they add to the text. REQUIRES no stop string was found."""
+        self.num_tokens += len(token_ids)
+        text = self.decoder.push(token_ids)
+        if is_last:
+            text += self.decoder.finish()
+        shown = self.stops.push(text)
+        if is_last and self.stops.matched is None:
+            shown += self.stops.finish()
+        self.parts.append(shown)
+        return shown
+
+
+class OutputProcessor:
+    """Text state of the unfinished requests, by request id."""
+
+    def __init__(self, tokenizer: Tokenizer | None, max_num_seqs: int) -> None:
+        self._tokenizer = tokenizer
+        self._watched: dict[str, _Watched] = {}
+        self._is_watched = np.zeros(max_num_seqs, dtype=np.bool_)  # by slot
+
+    @property
+    def num_watched(self) -> int:
+        return len(self._watched)
+
+    def add(self, request: Request, *, streams: bool) -> None:
+        """Know a request. Raises ValueError if it streams and there is no tokenizer."""
+        if self._tokenizer is None:
+            if streams:
+                raise ValueError(f"request {request.request_id!r}: streaming needs a tokenizer")
+        elif streams or request.sampling_params.stop:
+            self._watched[request.request_id] = _Watched(request, self._tokenizer, streams=streams)
+
+    def admit(self, admitted: tuple[Admitted, ...]) -> None:
+        """Learn which slots these requests hold from now on."""
+        for one in admitted:
+            self._is_watched[one.slot] = one.request.request_id in self._watched
+
+    def watched(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Indices into slots of the rows to push."""
+        return np.flatnonzero(self._is_watched[slots])
+
+    def push(self, request_id: str, token_id: int) -> tuple[OutputDelta | None, bool]:
+        """One more token of a watched request that goes on.
+
+        Returns the delta of a streamed request, and whether a stop string was found, so that the
+        request must be finished.
+        """
+        state = self._watched[request_id]
+        text = state.push([token_id])
+        delta = OutputDelta(request_id, text, [token_id]) if state.streams else None
+        return delta, state.stops.matched is not None
+
+    def finish(self, finished: FinishedRequest) -> tuple[OutputDelta | None, RequestOutput]:
+        """The output of a request that left the scheduler, and what it adds to a stream."""
+        request = finished.request
+        token_ids = finished.token_ids.tolist()
+        reason, stop_reason = finished.reason, self._stop_token(finished)
+        state = self._watched.pop(request.request_id, None)
+        delta = None
+        if state is None:
+            text = self._decode(request, self._visible(finished, token_ids))
+        else:
+            fresh = token_ids[state.num_tokens :]
+            added = ""
+            if state.stops.matched is None:
+                added = state.push(self._visible(finished, fresh), is_last=True)
+            if state.stops.matched is not None:
+                reason, stop_reason = "stop", state.stops.matched
+            text = "".join(state.parts)
+            if state.streams:
+                delta = OutputDelta(request.request_id, added, fresh)
+        return delta, self._output(finished, text, token_ids, reason, stop_reason)
+
+    @staticmethod
+    def _visible(finished: FinishedRequest, token_ids: list[int]) -> list[int]:
+        """Tokens whose text is shown: a stop token ends the text, unless it is to be included."""
+        is_cut = finished.reason == "stop" and token_ids
+        if is_cut and not finished.request.sampling_params.include_stop_str_in_output:
+            return token_ids[:-1]
+        return token_ids
+
+    @staticmethod
+    def _stop_token(finished: FinishedRequest) -> int | None:
+        """The caller's stop token that ended a request; None for the end-of-sequence token."""
+        if finished.reason == "stop" and finished.token_ids.size:
+            last = int(finished.token_ids[-1])
+            if last in finished.request.sampling_params.stop_token_ids:
+                return last
+        return None
+
+    def _decode(self, request: Request, token_ids: list[int]) -> str:
+        if self._tokenizer is None:
+            return ""
+        skip = request.sampling_params.skip_special_tokens
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip)
+
+    @staticmethod
+    def _output(
+        finished: FinishedRequest,
+        text: str,
+        token_ids: list[int],
+        reason: FinishReason,
+        stop_reason: str | int | None,
+    ) -> RequestOutput:
+        return RequestOutput(
+            request_id=finished.request.request_id,
+            prompt=finished.request.prompt,
+            prompt_token_ids=finished.request.prompt_token_ids.tolist(),
+            outputs=[CompletionOutput(0, text, token_ids, reason, stop_reason)],
+            num_cached_tokens=finished.num_cached_tokens,
+            num_preemptions=finished.num_preemptions,
+            error=finished.error,
+        )

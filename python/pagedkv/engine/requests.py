@@ -1,0 +1,125 @@
+"""Turns what callers pass (text or token ids, SamplingParams) into checked Requests. Queues
+nothing, so that a bad prompt in a list is refused before any of the list runs.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.request import Request
+from pagedkv.sampling import philox4x32
+from pagedkv.sampling_params import SamplingParams
+from pagedkv.text import Tokenizer
+
+Prompt = str | Sequence[int] | NDArray[np.integer]
+
+
+class RequestBuilder:
+    """What every request of one engine is checked against."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        num_cache_tokens: int,
+        seed: int | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._num_cache_tokens = num_cache_tokens
+        self._seed = seed
+        self._num_seeds = 0
+
+    def build(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        add_special_tokens: bool = True,
+    ) -> Request:
+        """A Request, or ValueError / TypeError naming what is wrong with it.
+
+        max_tokens is cut to what max_model_len leaves after the prompt; None takes all of that, as
+        far as the pool can hold it. add_special_tokens is for prompts given as text.
+        """
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params must be a SamplingParams, got {params!r}")
+        token_ids = self._token_ids(request_id, prompt, add_special_tokens)
+        params.check_vocabulary(self._vocab_size)
+        if params.stop and self._tokenizer is None:
+            raise ValueError(f"request {request_id!r}: stop strings need a tokenizer")
+        stop_ids = set(params.stop_token_ids)
+        if not params.ignore_eos and self._tokenizer is not None:
+            stop_ids |= self._tokenizer.eos_token_ids
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            max_tokens=self._max_tokens(request_id, token_ids.size, params),
+            stop_token_ids=tuple(sorted(stop_ids)),
+            sampling_params=params,
+            seed=self._next_seed() if params.seed is None else params.seed,
+            prompt=prompt if isinstance(prompt, str) else None,
+        )
+
+    def _token_ids(
+        self, request_id: str, prompt: Prompt, add_special_tokens: bool
+    ) -> NDArray[np.int32]:
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise ValueError(f"request {request_id!r}: a prompt as text needs a tokenizer")
+            ids = np.asarray(self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+        else:
+            ids = np.asarray(prompt)
+        if ids.size == 0:
+            raise ValueError(
+                f"request {request_id!r}: the prompt is empty; give at least one token"
+            )
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise TypeError(
+                f"request {request_id!r}: a prompt is text or a flat list of integer token ids, "
+                f"got {type(prompt).__name__} of {ids.dtype} with shape {ids.shape}"
+            )
+        outside = (ids < 0) | (ids >= self._vocab_size)
+        if outside.any():
+            place = int(outside.argmax())
+            raise ValueError(
+                f"request {request_id!r}: token id {ids[place]} at position {place} is outside the "
+                f"vocabulary (0 to {self._vocab_size - 1})"
+            )
+        return ids.astype(np.int32)
+
+    def _max_tokens(self, request_id: str, prompt_len: int, params: SamplingParams) -> int:
+        room = self._max_model_len - prompt_len
+        if room < 1:
+            requested = "any" if params.max_tokens is None else str(params.max_tokens)
+            raise ValueError(
+                f"request {request_id!r}: the prompt has {prompt_len} tokens and max_tokens is "
+                f"{requested}, but max_model_len is {self._max_model_len}, prompt and answer "
+                f"together: shorten the prompt to {self._max_model_len - 1} tokens at most or raise "
+                "max_model_len"
+            )
+        if params.max_tokens is not None:
+            return min(params.max_tokens, room)
+        # The last token's K/V needs no place. A prompt too long for the pool is refused later, with
+        # the pool's numbers.
+        return max(1, min(room, self._num_cache_tokens + 1 - prompt_len))
+
+    def _next_seed(self) -> int:
+        """For a request without a seed: random, or the next of the engine's own sequence."""
+        if self._seed is None:
+            return secrets.randbits(64)
+        words = [self._num_seeds, 0, 0, 1]  # the last word sets these apart from draws of tokens
+        self._num_seeds += 1
+        low, high, _, _ = philox4x32(
+            tuple(np.array([word], dtype=np.uint64) for word in words),
+            tuple(np.array([word], dtype=np.uint64) for word in divmod(self._seed, 2**32)[::-1]),
+        )
+        return int(high[0]) << 32 | int(low[0])

@@ -1,0 +1,79 @@
+"""Owner of the K/V memory: one allocation, the per-layer views that models write to, and how many
+blocks fit. Which block belongs to whom is the block manager's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pagedkv import ops
+from pagedkv.config import CacheConfig
+
+DEFAULT_CPU_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What of a model decides the size of its cache."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """2 * num_layers * num_kv_heads * head_dim * dtype_size: K and V of every layer."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+def num_blocks_for(
+    config: CacheConfig, shape: CacheShape, *, max_num_seqs: int, max_model_len: int
+) -> int:
+    """Blocks of the pool, as config says; without a word there, enough for max_num_seqs sequences
+    of max_model_len tokens, at most 1 GiB.
+
+    Raises:
+        ValueError: not even one block fits.
+    """
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override
+    bytes_per_block = shape.bytes_per_token * config.block_size
+    if config.kv_cache_memory_bytes is not None:
+        num_blocks = config.kv_cache_memory_bytes // bytes_per_block
+        if num_blocks == 0:
+            raise ValueError(
+                f"kv_cache_memory_bytes is {config.kv_cache_memory_bytes}, but one block of "
+                f"{config.block_size} tokens takes {bytes_per_block} bytes"
+            )
+        return num_blocks
+    wanted = max_num_seqs * -(-max_model_len // config.block_size)
+    return max(1, min(wanted, DEFAULT_CPU_BYTES // bytes_per_block))
+
+
+class KVCache:
+    """kv_cache [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim] and its views.
+
+    Not initialised: a slot that was never written holds anything, NaN included, and attention
+    never lets it through.
+    """
+
+    def __init__(self, shape: CacheShape, num_blocks: int, block_size: int) -> None:
+        self.tensor = torch.empty(
+            shape.num_layers,
+            2,
+            num_blocks,
+            shape.num_kv_heads,
+            block_size,
+            shape.head_dim,
+            dtype=shape.dtype,
+        )
+        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = [
+            (layer[0], layer[1]) for layer in self.tensor
+        ]
+
+    def copy_blocks(self, pairs: torch.Tensor) -> None:
+        """Run copy-on-write pairs int64 [n, 2] on all layers. Mutates the cache."""
+        ops.copy_blocks(self.tensor, pairs)

@@ -1,0 +1,113 @@
+"""What passes between the layers: a scheduled step, ended requests, outputs.
+
+Steps are structs of arrays; an object for a single request stands only where that request changes
+state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.request import Request
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that got a slot in this step."""
+
+    request: Request
+    slot: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A request that gave up its blocks and waits again, with the numbers behind it."""
+
+    request_id: str
+    slot: int
+    num_blocks_needed: int
+    num_blocks_available: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduledStep:
+    """One step, as arrays over its rows: rows with one token first, then chunks of prompts.
+
+    slots, seq_ids int64 [num_rows]; query_lens int64 [num_rows], this step's tokens of each row;
+    sample_rows int64 [num_samples], rows that reach their newest known token and so get a next one,
+    ascending; copies int64 [n, 2], copy-on-write pairs to run first.
+    """
+
+    step_id: int
+    slots: NDArray[np.int64]
+    seq_ids: NDArray[np.int64]
+    query_lens: NDArray[np.int64]
+    sample_rows: NDArray[np.int64]
+    num_tokens: int
+    copies: NDArray[np.int64]
+    admitted: tuple[Admitted, ...]
+    preempted: tuple[Preempted, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishedRequest:
+    """A request that left the scheduler. token_ids int32 [num generated]."""
+
+    request: Request
+    token_ids: NDArray[np.int32]
+    reason: FinishReason
+    num_cached_tokens: int
+    num_preemptions: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One answer. stop_reason: the stop string or stop token id that ended it; None for the end-of-
+    sequence token and other reasons.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request. error says why when finish_reason is "error"."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int
+    num_preemptions: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """What one step added to a streamed request. The texts of all deltas, joined, are the finished
+    output's text.
+    """
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step of the engine has for its callers."""
+
+    deltas: list[OutputDelta]
+    finished: list[RequestOutput]

@@ -1,0 +1,45 @@
+"""One request as a value: token ids and limits, resolved and checked by the engine before anything
+is queued.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What the scheduler and the sampler need to know of a request.
+
+    Args:
+        request_id: the caller's name for it, unique among unfinished requests.
+        prompt_token_ids: int32 [prompt_len], at least one.
+        max_tokens: most tokens to generate, already cut to what the context holds.
+        stop_token_ids: ids that end it, the end-of-sequence ids included unless they are ignored.
+        sampling_params: as the caller gave them.
+        seed: of this request's draws; the caller's or one the engine chose.
+        prompt: the prompt's text, where there was one.
+    """
+
+    request_id: str
+    prompt_token_ids: NDArray[np.int32]
+    max_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompt_token_ids.ndim != 1 or self.prompt_token_ids.size == 0:
+            raise ValueError(f"request {self.request_id!r} has an empty prompt")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+
+    @property
+    def prompt_len(self) -> int:
+        return int(self.prompt_token_ids.size)

@@ -1,0 +1,7 @@
+"""Choosing tokens from logits: Philox draws, temperature, top-k, top-p, per row of one batch."""
+
+from pagedkv.sampling.params import SlotParams
+from pagedkv.sampling.philox import philox4x32, uniform
+from pagedkv.sampling.sampler import sample
+
+__all__ = ["SlotParams", "philox4x32", "sample", "uniform"]

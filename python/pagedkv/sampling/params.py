@@ -1,0 +1,38 @@
+"""Sampling parameters of the running sequences, by slot, as arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.sampling_params import SamplingParams
+
+
+class SlotParams:
+    """One row per slot; a row is written when its request is admitted.
+
+    temperature 0 is greedy, top_k 0 and top_p 1 keep everything: the values that SamplingParams
+    allows are brought to these here, so that the sampler has no second spelling to know.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.temperature = np.zeros(max_num_seqs, dtype=np.float64)
+        self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
+        self.top_p = np.ones(max_num_seqs, dtype=np.float64)
+        self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
+
+    def set(self, slot: int, params: SamplingParams, seed: int) -> None:
+        self.temperature[slot] = 0.0 if params.is_greedy else params.temperature
+        # Any k from 2^31 on is larger than every vocabulary: all kept.
+        self.top_k[slot] = params.top_k if 0 < params.top_k < 2**31 else 0
+        self.top_p[slot] = params.top_p
+        self.seeds[slot] = seed
+
+    def rows(self, slots: NDArray[np.int64]) -> SlotParams:
+        """A copy of these slots' rows, in this order."""
+        picked = SlotParams(0)
+        picked.temperature = self.temperature[slots]
+        picked.top_k = self.top_k[slots]
+        picked.top_p = self.top_p[slots]
+        picked.seeds = self.seeds[slots]
+        return picked

@@ -1,0 +1,66 @@
+"""Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel Random
+Numbers: As Easy as 1, 2, 3" (SC 2011), over arrays.
+
+A draw is a function of (seed, position, draw) alone: no state, so neighbours in the batch, chunking
+and preemption cannot change it, and a GPU kernel can make the same numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_LOW = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+_ROUNDS = 10
+
+
+def philox4x32(
+    counter: tuple[NDArray[np.uint64], ...], key: tuple[NDArray[np.uint64], ...]
+) -> tuple[NDArray[np.uint64], ...]:
+    """Ten rounds on arrays of 32-bit words, each held in a uint64.
+
+    Args:
+        counter: four arrays [n].
+        key: two arrays [n].
+
+    Returns:
+        four arrays [n] of random words.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product0 = _MULTIPLIERS[0] * c0
+        product1 = _MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (
+            (product1 >> _SHIFT) ^ c1 ^ k0,
+            product1 & _LOW,
+            (product0 >> _SHIFT) ^ c3 ^ k1,
+            product0 & _LOW,
+        )
+        k0 = (k0 + _KEY_STEPS[0]) & _LOW
+        k1 = (k1 + _KEY_STEPS[1]) & _LOW
+    return c0, c1, c2, c3
+
+
+def uniform(
+    seeds: NDArray[np.uint64], positions: NDArray[np.int64], draw: int = 0
+) -> NDArray[np.float64]:
+    """One number in [0, 1) with 53 random bits for each row.
+
+    Args:
+        seeds: uint64 [n].
+        positions: int64 [n], the index in its sequence of the token that is drawn.
+        draw: tells apart several draws at one position.
+
+    Returns:
+        float64 [n]: with counter (position low, position high, draw low, draw high), key (seed low,
+        seed high) and output words w0, w1: ((w0 << 32 | w1) >> 11) / 2^53.
+    """
+    place = positions.astype(np.uint64)
+    draws = np.full(seeds.shape, draw, dtype=np.uint64)
+    counter = (place & _LOW, place >> _SHIFT, draws & _LOW, draws >> _SHIFT)
+    w0, w1, _, _ = philox4x32(counter, (seeds & _LOW, seeds >> _SHIFT))
+    return ((w0 << _SHIFT | w1) >> np.uint64(11)).astype(np.float64) * 2.0**-53

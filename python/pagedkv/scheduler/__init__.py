@@ -1,0 +1,8 @@
+"""Decides what the next step computes: admission, chunked prefill beside decodes, preemption, ends.
+Never sees a tensor or a text.
+"""
+
+from pagedkv.scheduler.scheduler import Scheduler
+from pagedkv.scheduler.slots import SlotTable
+
+__all__ = ["Scheduler", "SlotTable"]

@@ -1,0 +1,379 @@
+"""Continuous batching over the block manager: which rows the next step holds, who waits, who gives
+up its blocks, who is done.
+
+One step in flight: schedule() -> the engine runs it -> update() or fail(). Order is arrival order
+everywhere: a running sequence always arrived before every waiting one, the latest arrival is
+preempted first and goes back to the front of the queue, so whoever arrived first always advances.
+The manager owns block tables; the slot table owns token ids.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.block_manager import BlockManager
+from pagedkv.config import SchedulerConfig
+from pagedkv.records import Admitted, FinishedRequest, FinishReason, Preempted, ScheduledStep
+from pagedkv.request import Request
+from pagedkv.scheduler.admission import Admission
+from pagedkv.scheduler.entry import Entry
+from pagedkv.scheduler.rows import share_budget, singles_first
+from pagedkv.scheduler.slots import FREE, SlotTable
+
+_NO_COPIES = np.empty((0, 2), dtype=np.int64)
+
+
+class Scheduler:
+    """Owner of the waiting queue, the running set and their slots. One thread.
+
+    Invariants: I8 a request is in exactly one of waiting and running; running slots are in order of
+    arrival; every running arrival precedes every waiting one; between steps num_computed equals the
+    manager's num_tokens.
+    """
+
+    def __init__(
+        self, manager: BlockManager, config: SchedulerConfig, *, max_model_len: int
+    ) -> None:
+        self.config = config
+        self.max_model_len = max_model_len
+        self.slots = SlotTable(config.max_num_seqs, max_model_len)
+        self._manager = manager
+        self._entries: dict[str, Entry] = {}
+        self._waiting: deque[Entry] = deque()
+        self._by_slot: list[Entry | None] = [None] * config.max_num_seqs
+        self._order = np.empty(0, dtype=np.int64)  # running slots by arrival
+        self._next_seq_id = 0
+        self._in_flight: ScheduledStep | None = None
+        self._admission = Admission(manager, max_model_len)
+
+    # -- questions ---------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return int(self._order.size)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._entries)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
+
+    def request_at(self, slot: int) -> Request | None:
+        """The running request that holds a slot."""
+        entry = self._by_slot[slot]
+        return None if entry is None else entry.request
+
+    def names_by_seq_id(self) -> dict[int, str]:
+        """seq_id -> request_id of every unfinished request."""
+        return {entry.seq_id: name for name, entry in self._entries.items()}
+
+    def check_admissible(self, request: Request) -> None:
+        """Raise ValueError, with the numbers, if the request could never run here. Queues nothing."""
+        if request.request_id in self._entries:
+            raise ValueError(
+                f"request id {request.request_id!r} is in use by an unfinished request"
+            )
+        self._admission.check(request)
+
+    # -- arrivals and ends -------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ValueError as check_admissible does."""
+        self.check_admissible(request)
+        entry = Entry(request, self._next_seq_id)
+        self._next_seq_id += 1
+        self._entries[request.request_id] = entry
+        self._waiting.append(entry)
+
+    def finish(
+        self, request_id: str, reason: FinishReason, *, error: str | None = None
+    ) -> FinishedRequest:
+        """End a request now, wherever it is; blocks it held return to the pool once no launched
+        step can touch them.
+
+        Raises KeyError for a request that is not here.
+        """
+        entry = self._entries[request_id]
+        if entry.slot is None:
+            self._waiting.remove(entry)
+            return self._forget(entry, entry.token_ids, reason, error)
+        return self._end_running([(entry, reason, error)])[0]
+
+    # -- a step ------------------------------------------------------------------------
+
+    def schedule(self) -> ScheduledStep | None:
+        """The next step, or None when nothing is left to run. Its blocks are taken and its tokens
+        count as computed from here on.
+        """
+        if self._in_flight is not None:
+            step_id = self._in_flight.step_id
+            raise RuntimeError(f"step {step_id} is in flight: update or fail it first")
+        order = self._order
+        remaining = self.slots.num_tokens[order] - self.slots.num_computed[order]
+        rows, query_lens = share_budget(order, remaining, self.config.max_num_batched_tokens)
+        rows, query_lens, preempted = self._make_room(rows, query_lens)
+        copies = _NO_COPIES
+        if rows.size:
+            copies = self._manager.append_batch(self.slots.seq_ids[rows], query_lens)
+        self.slots.num_computed[rows] += query_lens
+        admitted: list[Admitted] = []
+        if self._waiting and not preempted:
+            admitted, new_query_lens = self._admit(
+                self.config.max_num_batched_tokens - int(query_lens.sum())
+            )
+            new_rows = np.array([a.slot for a in admitted], dtype=np.int64)
+            rows = np.concatenate([rows, new_rows])
+            query_lens = np.concatenate([query_lens, new_query_lens])
+        if rows.size == 0:
+            if self._entries:
+                raise RuntimeError(f"{len(self._entries)} requests are left, yet none can run")
+            return None
+        if admitted:
+            rows, query_lens = singles_first(rows, query_lens)
+        reaches_end = self.slots.num_computed[rows] == self.slots.num_tokens[rows]
+        self._in_flight = ScheduledStep(
+            step_id=self._manager.begin_step(),
+            slots=rows,
+            seq_ids=self.slots.seq_ids[rows],
+            query_lens=query_lens,
+            sample_rows=np.flatnonzero(reaches_end),
+            num_tokens=int(query_lens.sum()),
+            copies=copies,
+            admitted=tuple(admitted),
+            preempted=tuple(preempted),
+        )
+        return self._in_flight
+
+    def update(
+        self,
+        step: ScheduledStep,
+        token_ids: NDArray[np.int64],
+        failed: NDArray[np.bool_] | None = None,
+    ) -> list[FinishedRequest]:
+        """Take the results of a step that ran: token_ids and failed [num_samples], aligned with
+        step.sample_rows.
+
+        Computed blocks become findable, except those of failed rows, whose requests end with an
+        error. Rows of requests that ended while the step ran are ignored. Returns the requests that
+        this step ended.
+        """
+        if token_ids.shape != step.sample_rows.shape:
+            raise ValueError(
+                f"step {step.step_id} samples {step.sample_rows.size} rows, "
+                f"got token ids of shape {token_ids.shape}"
+            )
+        self._land(step)
+        table = self.slots
+        alive = table.seq_ids[step.slots] == step.seq_ids
+        sampled_alive = alive[step.sample_rows]
+        bad_rows = np.empty(0, dtype=np.int64)
+        if failed is not None and failed.any():
+            bad_rows = step.sample_rows[failed & sampled_alive]
+            alive[bad_rows] = False
+            sampled_alive &= ~failed
+        rows = step.sample_rows[sampled_alive]
+        slots, new_ids = step.slots[rows], token_ids[sampled_alive]
+        table.token_ids[slots, table.num_tokens[slots]] = new_ids
+        table.num_tokens[slots] += 1
+        self._publish(step, alive, rows, new_ids)
+
+        is_stop = (table.stop_ids[slots] == new_ids[:, None]).any(axis=1)
+        is_full = table.num_tokens[slots] >= table.max_len[slots]
+        ends: list[tuple[Entry, FinishReason, str | None]] = [
+            (self._running(int(slots[i])), "stop" if is_stop[i] else "length", None)
+            for i in np.flatnonzero(is_stop | is_full).tolist()
+        ]
+        ends += [
+            (self._running(int(slot)), "error", "the model produced NaN or infinite logits")
+            for slot in step.slots[bad_rows]
+        ]
+        return self._end_running(ends)
+
+    def fail(self, step: ScheduledStep, error: str) -> list[FinishedRequest]:
+        """A launched step did not finish: its requests end with the error, nothing of it is
+        published, others go on.
+        """
+        self._land(step)
+        alive = self.slots.seq_ids[step.slots] == step.seq_ids
+        return self._end_running(
+            [(self._running(int(slot)), "error", error) for slot in step.slots[alive]]
+        )
+
+    # -- parts of schedule -------------------------------------------------------------
+
+    def _make_room(
+        self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Preempted]]:
+        """Preempt the latest arrivals until the rows' new blocks fit; victims leave the step too."""
+        preempted: list[Preempted] = []
+        while rows.size:
+            needed = self._manager.num_blocks_needed(self.slots.seq_ids[rows], query_lens)
+            available = self._manager.num_allocatable_blocks
+            if needed <= available:
+                break
+            if self._order.size == 1:
+                raise RuntimeError(
+                    f"the only running request needs {needed} blocks and {available} are left: "
+                    "someone else holds blocks of this manager"
+                )
+            victim = int(self._order[-1])
+            entry = self._running(victim)
+            preempted.append(Preempted(entry.request.request_id, victim, needed, available))
+            self._preempt(entry)
+            keep = rows != victim
+            rows, query_lens = rows[keep], query_lens[keep]
+        return rows, query_lens, preempted
+
+    def _admit(self, budget: int) -> tuple[list[Admitted], NDArray[np.int64]]:
+        """Admit from the front of the queue while slots, tokens and blocks last. Prefix match
+        first, size after.
+        """
+        manager, table = self._manager, self.slots
+        admitted: list[Admitted] = []
+        query_lens: list[int] = []
+        promised = self._admission.promised_blocks(table, self._order)
+        while self._waiting and table.num_free and budget > 0:
+            entry = self._waiting[0]
+            # Alone in the pool it need not wait: it fits, as was shown when it came, and the
+            # watermark would protect nobody.
+            if self._order.size and not self._admission.has_room(entry, promised):
+                break
+            self._waiting.popleft()
+            cached = manager.allocate(entry.seq_id, entry.token_ids, max_new_tokens=budget)
+            query_len = min(entry.token_ids.size - cached, budget)
+            slot = table.take(entry.request, entry.seq_id, entry.token_ids)
+            table.num_computed[slot] = cached + query_len
+            entry.slot = slot
+            self._by_slot[slot] = entry
+            self._order = np.append(self._order, slot)
+            if entry.num_cached_tokens is None:
+                entry.num_cached_tokens = cached
+            admitted.append(Admitted(entry.request, slot, cached))
+            query_lens.append(query_len)
+            budget -= query_len
+            promised += self._admission.blocks_for(entry.token_ids.size)
+            promised -= self._admission.blocks_for(cached + query_len)
+        return admitted, np.array(query_lens, dtype=np.int64)
+
+    def _preempt(self, entry: Entry) -> None:
+        """Back to the front of the queue with its tokens; its K/V will be computed again, or found
+        in the prefix cache.
+        """
+        assert entry.slot is not None
+        entry.token_ids = self.slots.known_token_ids(entry.slot)
+        entry.num_preemptions += 1
+        self._manager.free(entry.seq_id)
+        self._leave_slots([entry])
+        self._waiting.appendleft(entry)
+
+    # -- parts of update ---------------------------------------------------------------
+
+    def _land(self, step: ScheduledStep) -> None:
+        if self._in_flight is not step:
+            raise RuntimeError(f"step {step.step_id} is not the one in flight")
+        self._in_flight = None
+        self._manager.end_step(step.step_id)
+
+    def _publish(
+        self,
+        step: ScheduledStep,
+        alive: NDArray[np.bool_],
+        sampled_rows: NDArray[np.int64],
+        new_ids: NDArray[np.int64],
+    ) -> None:
+        """Make the computed full blocks of the rows that are alive findable, and tell the manager
+        the new ids.
+        """
+        counts = np.zeros(step.slots.size, dtype=np.int64)
+        counts[sampled_rows] = 1
+        if not alive.all():
+            counts = counts[alive]
+        slots = step.slots[alive]
+        self._manager.publish_batch(
+            step.seq_ids[alive], new_ids, counts, self.slots.num_computed[slots]
+        )
+
+    def _end_running(
+        self, ends: list[tuple[Entry, FinishReason, str | None]]
+    ) -> list[FinishedRequest]:
+        """The one way out for running requests: blocks, slot and name go together."""
+        if not ends:
+            return []
+        self._manager.free_batch(np.array([entry.seq_id for entry, _, _ in ends], dtype=np.int64))
+        finished = []
+        for entry, reason, error in ends:
+            assert entry.slot is not None
+            token_ids = self.slots.known_token_ids(entry.slot)
+            finished.append(self._forget(entry, token_ids, reason, error))
+        self._leave_slots([entry for entry, _, _ in ends])
+        return finished
+
+    def _leave_slots(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            assert entry.slot is not None
+            self.slots.release(entry.slot)
+            self._by_slot[entry.slot] = None
+            entry.slot = None
+        self._order = self._order[self.slots.seq_ids[self._order] != FREE]
+
+    def _forget(
+        self,
+        entry: Entry,
+        token_ids: NDArray[np.int32],
+        reason: FinishReason,
+        error: str | None,
+    ) -> FinishedRequest:
+        del self._entries[entry.request.request_id]
+        return FinishedRequest(
+            request=entry.request,
+            token_ids=token_ids[entry.request.prompt_len :],
+            reason=reason,
+            num_cached_tokens=entry.num_cached_tokens or 0,
+            num_preemptions=entry.num_preemptions,
+            error=error,
+        )
+
+    def _running(self, slot: int) -> Entry:
+        entry = self._by_slot[slot]
+        if entry is None:
+            raise RuntimeError(f"slot {slot} has no request")
+        return entry
+
+    # -- invariants --------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        """I8 and the order of arrivals, and, between steps, that the manager counts as we do.
+
+        Raises AssertionError. Does not check the manager's own invariants.
+        """
+        self.slots.check_invariants()
+        waiting = [entry.seq_id for entry in self._waiting]
+        running = self.slots.seq_ids[self._order].tolist()
+        known = sorted(entry.seq_id for entry in self._entries.values())
+        _require(sorted(waiting + running) == known, "I8", f"{waiting} + {running} is not {known}")
+        _require(running + waiting == known, "order of arrival", f"{running} then {waiting}")
+        for slot, entry in enumerate(self._by_slot):
+            holder = FREE if entry is None else entry.seq_id
+            _require(self.slots.seq_ids[slot] == holder, "slot", f"{slot} is not {holder}'s")
+        for entry in self._entries.values():
+            runs = entry.slot is not None
+            _require(
+                (entry.seq_id in self._manager) == runs, "blocks", f"of {entry.seq_id}: {runs}"
+            )
+            if runs and self._in_flight is None:
+                computed = int(self.slots.num_computed[entry.slot])
+                held = self._manager.num_tokens(entry.seq_id)
+                _require(computed == held, "num_computed", f"{computed} is not {held}")
+
+
+def _require(holds: bool, name: str, detail: str) -> None:
+    if not holds:
+        raise AssertionError(f"scheduler invariant broken, {name}: {detail}")

@@ -1,0 +1,65 @@
+"""Options: sorted into their configs, refused by name when unknown or out of range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pagedkv.config import CacheConfig, EngineConfig, SchedulerConfig
+
+
+def test_flat_options_land_in_their_configs() -> None:
+    config = EngineConfig.from_options(
+        "some/model", dtype="float32", block_size=8, max_num_seqs=3, max_model_len=99, seed=4
+    )
+    assert config == EngineConfig(
+        model="some/model",
+        dtype="float32",
+        max_model_len=99,
+        seed=4,
+        cache=CacheConfig(block_size=8),
+        scheduler=SchedulerConfig(max_num_seqs=3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [("max_model_length", "max_model_len"), ("block_sise", "block_size"), ("sed", "seed")],
+)
+def test_an_unknown_option_names_the_closest(name: str, close: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown option '{name}': did you mean .*{close}"):
+        EngineConfig.from_options("m", **{name: 1})
+
+
+def test_an_option_like_no_other_lists_them_all() -> None:
+    with pytest.raises(ValueError, match=r"options are block_size, dtype, .*watermark"):
+        EngineConfig.from_options("m", zzzzzz=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 0}, "block_size must be at least 1 and at most 256, got 0"),
+        ({"block_size": 257}, "block_size must be at least 1 and at most 256, got 257"),
+        ({"block_size": 16.0}, "block_size must be an integer, got float"),
+        ({"block_size": True}, "block_size must be an integer, got bool"),
+        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override must be at least 1"),
+        ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes must be at least 1"),
+        ({"num_gpu_blocks_override": 5, "kv_cache_memory_bytes": 5}, "both size the pool"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching must be True or False, got 1"),
+        ({"watermark": float("nan")}, "watermark must be at least 0 and below 1, got nan"),
+        ({"watermark": 1}, "watermark must be at least 0 and below 1, got 1"),
+        ({"watermark": "a"}, "watermark must be a number"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1"),
+        ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "is 8, below max_num_seqs 9"),
+        ({"dtype": "float64"}, "dtype must be one of auto, float32, bfloat16, float16"),
+        ({"max_model_len": 1}, "max_model_len must be at least 2"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": 2**64}, "seed must be at least 0 and at most 18446744073709551615"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        EngineConfig.from_options("m", **options)

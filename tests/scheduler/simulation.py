@@ -1,0 +1,203 @@
+"""A fake model for the scheduler: its K/V of a token is the token's id, and the next token is a hash
+of the whole context as read back through the block tables. One wrong block, slot or position
+changes the answer.
+
+`Simulation` drives scheduler and manager as the engine does and checks every invariant it can after
+every call; `solo` is the answer of a request that runs alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pagedkv.block_manager import BlockManager, BlockState, StepTables
+from pagedkv.config import SchedulerConfig
+from pagedkv.records import FinishedRequest, ScheduledStep
+from pagedkv.request import Request
+from pagedkv.scheduler import Scheduler
+
+VOCAB = 97
+STOP_ID = 5
+NOTHING = -7  # in every slot that nobody has written
+GARBAGE = -9  # what a failed step leaves behind
+
+
+def next_token(context: np.ndarray) -> int:
+    """The fake model: a hash of every visible token, in order."""
+    return zlib.crc32(np.ascontiguousarray(context, dtype=np.int32).tobytes()) % VOCAB
+
+
+def solo(request: Request) -> list[int]:
+    """What the request answers when nothing else exists."""
+    context = request.prompt_token_ids.tolist()
+    for _ in range(request.max_tokens):
+        context.append(next_token(np.array(context)))
+        if context[-1] in request.stop_token_ids:
+            break
+    return context[request.prompt_len :]
+
+
+def make_request(
+    name: str, prompt: list[int] | np.ndarray, max_tokens: int, *, stops: tuple[int, ...] = ()
+) -> Request:
+    return Request(
+        request_id=name,
+        prompt_token_ids=np.asarray(prompt, dtype=np.int32),
+        max_tokens=max_tokens,
+        stop_token_ids=stops,
+    )
+
+
+@dataclass
+class Simulation:
+    """One manager, one scheduler, one fake cache, and all that has ended so far."""
+
+    num_blocks: int = 64
+    block_size: int = 4
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 32
+    max_model_len: int = 128
+    enable_prefix_caching: bool = True
+    watermark: float = 0.01
+    hash_bits: int = 128
+    shuffle_seed: int = 0
+    finished: dict[str, FinishedRequest] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    num_steps: int = 0
+    num_preempted: int = 0
+
+    def __post_init__(self) -> None:
+        self.manager = BlockManager(
+            self.num_blocks,
+            self.block_size,
+            watermark=self.watermark,
+            enable_prefix_caching=self.enable_prefix_caching,
+            hash_bits=self.hash_bits,
+            shuffle_seed=self.shuffle_seed,
+        )
+        config = SchedulerConfig(
+            max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens
+        )
+        self.scheduler = Scheduler(self.manager, config, max_model_len=self.max_model_len)
+        max_num_blocks = -(-self.max_model_len // self.block_size)
+        self.tables = StepTables(self.manager, self.max_num_seqs, max_num_blocks)
+        # Poison: an entry that no table owns points outside the cache.
+        self.block_tables = np.full((self.max_num_seqs, max_num_blocks), 10**6, dtype=np.int32)
+        self.cache = np.full((self.num_blocks, self.block_size), NOTHING, dtype=np.int64)
+        self.slot_mapping = np.zeros(self.max_num_batched_tokens, dtype=np.int64)
+        self.positions = np.zeros(self.max_num_batched_tokens, dtype=np.int64)
+        self.seq_lens = np.zeros(self.max_num_seqs, dtype=np.int32)
+        self.query_start_loc = np.zeros(self.max_num_seqs + 1, dtype=np.int32)
+
+    def check(self) -> None:
+        self.manager.check_invariants()
+        self.scheduler.check_invariants()
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request)
+        self.requests[request.request_id] = request
+        self.check()
+
+    def abort(self, name: str) -> None:
+        self._end([self.scheduler.finish(name, "abort")])
+        self.check()
+
+    def schedule(self) -> ScheduledStep | None:
+        step = self.scheduler.schedule()
+        self.check()
+        if step is not None:
+            self.num_steps += 1
+            self.num_preempted += len(step.preempted)
+            self._check_step(step)
+        return step
+
+    def run(self, step: ScheduledStep, *, writes_garbage: bool = False) -> np.ndarray:
+        """The model's step: write this step's tokens, then read every sampled row's context."""
+        free = self.manager.states() == BlockState.FREE.value
+        self.cache[free] = NOTHING
+        num_tokens = self.tables.write(
+            step.seq_ids,
+            step.query_lens,
+            step.slots,
+            block_tables=self.block_tables,
+            slot_mapping=self.slot_mapping,
+            positions=self.positions,
+            seq_lens=self.seq_lens,
+            query_start_loc=self.query_start_loc,
+            only_changed=True,
+        )
+        assert num_tokens == step.num_tokens
+        for source, destination in step.copies:
+            self.cache[destination] = self.cache[source]
+        slots = np.repeat(step.slots, step.query_lens)
+        token_ids = self.scheduler.slots.token_ids[slots, self.positions[:num_tokens]]
+        places = self.slot_mapping[:num_tokens]
+        assert np.unique(places).size == num_tokens, "two tokens share a slot"
+        self.cache.reshape(-1)[places] = GARBAGE if writes_garbage else token_ids
+        return np.array([self._sample(step, row) for row in step.sample_rows], dtype=np.int64)
+
+    def update(
+        self, step: ScheduledStep, token_ids: np.ndarray, failed: np.ndarray | None = None
+    ) -> None:
+        self._end(self.scheduler.update(step, token_ids, failed))
+        self.check()
+
+    def fail(self, step: ScheduledStep) -> None:
+        self._end(self.scheduler.fail(step, "injected"))
+        self.check()
+
+    def step(self) -> bool:
+        """One whole step; False when there is nothing to do."""
+        step = self.schedule()
+        if step is None:
+            return False
+        self.update(step, self.run(step))
+        return True
+
+    def run_all(self, max_steps: int = 10_000) -> None:
+        for _ in range(max_steps):
+            if not self.step():
+                return
+        raise AssertionError(f"{max_steps} steps, and {self.scheduler.num_waiting} still wait")
+
+    def check_outcome(self) -> None:
+        """Everything ended, every answer is the solo one (or its beginning), the pool is whole."""
+        assert not self.scheduler.has_work
+        assert self.finished.keys() == self.requests.keys()
+        for name, one in self.finished.items():
+            expected, got = solo(self.requests[name]), one.token_ids.tolist()
+            if one.reason in ("stop", "length"):
+                assert got == expected, name
+                assert (one.reason == "stop") == (got[-1] in one.request.stop_token_ids)
+            else:
+                assert got == expected[: len(got)], name
+        statistics = self.manager.statistics()
+        assert statistics.num_free + statistics.num_cached_idle == self.num_blocks
+        assert statistics.num_sequences == 0
+
+    def _sample(self, step: ScheduledStep, row: int) -> int:
+        seq_len = int(self.seq_lens[row])
+        table = self.block_tables[step.slots[row], : -(-seq_len // self.block_size)]
+        return next_token(self.cache[table].reshape(-1)[:seq_len])
+
+    def _check_step(self, step: ScheduledStep) -> None:
+        lens = step.query_lens
+        assert (lens > 0).all()
+        assert lens.sum() == step.num_tokens <= self.max_num_batched_tokens
+        assert (np.diff((lens != 1).astype(int)) >= 0).all(), f"single tokens first: {lens}"
+        assert np.unique(step.slots).size == step.slots.size
+        in_step = {self.scheduler.request_at(int(slot)).request_id for slot in step.slots}  # type: ignore[union-attr]
+        assert not in_step & {one.request_id for one in step.preempted}
+        # Nothing is starved: every sequence with one token left is in the step.
+        table = self.scheduler.slots
+        running = np.flatnonzero(table.seq_ids >= 0)
+        left_out = np.setdiff1d(running, step.slots)
+        assert (table.num_tokens[left_out] - table.num_computed[left_out] > 1).all()
+
+    def _end(self, finished: list[FinishedRequest]) -> None:
+        for one in finished:
+            assert one.request.request_id not in self.finished
+            self.finished[one.request.request_id] = one

@@ -1,0 +1,111 @@
+"""Seeded runs of the scheduler on a fake model: random arrivals, lengths, pools, chunk sizes, aborts
+and failing steps. One seed again: pytest tests/scheduler/test_simulation.py -k 'seed and 17'.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from simulation import GARBAGE, STOP_ID, VOCAB, Simulation, make_request
+
+SEEDS_PER_TEST = 25
+NUM_SEEDS = 500
+
+
+def random_simulation(rng: random.Random) -> Simulation:
+    block_size = rng.choice([1, 2, 4, 8])
+    max_num_seqs = rng.randint(1, 8)
+    return Simulation(
+        num_blocks=rng.randint(2, 40),
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + rng.choice([0, 1, 3, 8, 40]),
+        max_model_len=rng.randint(8, 64),
+        enable_prefix_caching=rng.random() < 0.7,
+        watermark=rng.choice([0.0, 0.01, 0.3]),
+        hash_bits=rng.choice([4, 128]),
+        shuffle_seed=rng.randrange(2**32),
+    )
+
+
+def random_prompt(rng: random.Random, prefixes: list[list[int]], max_len: int) -> list[int]:
+    prompt = list(rng.choice(prefixes)) if rng.random() < 0.6 else []
+    prompt += [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
+    return prompt[: rng.randint(1, max_len)]
+
+
+def simulate(seed: int) -> Simulation:
+    rng = random.Random(seed)
+    simulation = random_simulation(rng)
+    prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 24))] for _ in range(2)]
+    num_left, number = rng.randint(1, 14), 0
+    idle_limit = 0
+    while num_left or simulation.scheduler.has_work:
+        while num_left and (rng.random() < 0.4 or not simulation.scheduler.has_work):
+            num_left -= 1
+            number += 1
+            prompt = random_prompt(rng, prefixes, simulation.max_model_len - 1)
+            max_tokens = rng.randint(1, min(24, simulation.max_model_len - len(prompt)))
+            stops = (STOP_ID, 11) if rng.random() < 0.5 else ()
+            request = make_request(f"r{number}", prompt, max_tokens, stops=stops)
+            needed = -(-(len(prompt) + max_tokens - 1) // simulation.block_size)
+            if needed > simulation.num_blocks:
+                with pytest.raises(ValueError, match=f"need {needed} blocks"):
+                    simulation.add(request)
+            else:
+                simulation.add(request)
+        maybe_abort(rng, simulation)
+        step = simulation.schedule()
+        if step is None:
+            continue
+        idle_limit += 1
+        assert idle_limit < 3000, "no end in sight"
+        action = rng.random()
+        if action < 0.04:
+            simulation.run(step, writes_garbage=True)
+            simulation.fail(step)
+            continue
+        token_ids = simulation.run(step)
+        if rng.random() < 0.05:
+            maybe_abort(rng, simulation, always=True)  # while the step is in flight
+        failed = np.array([rng.random() < 0.02 for _ in token_ids], dtype=np.bool_)
+        token_ids[failed] = GARBAGE
+        simulation.update(step, token_ids, failed)
+    return simulation
+
+
+def maybe_abort(rng: random.Random, simulation: Simulation, *, always: bool = False) -> None:
+    unfinished = [name for name in simulation.requests if name not in simulation.finished]
+    if unfinished and (always or rng.random() < 0.03):
+        simulation.abort(rng.choice(unfinished))
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
+def test_every_request_ends_with_its_solo_answer(first: int) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        try:
+            simulate(seed).check_outcome()
+        except Exception as error:
+            raise AssertionError(f"seed {seed} fails: simulate({seed})") from error
+
+
+def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
+    reasons: set[str] = set()
+    num_preempted = num_hits = 0
+    for seed in range(120):
+        simulation = simulate(seed)
+        reasons |= {one.reason for one in simulation.finished.values()}
+        num_preempted += simulation.num_preempted
+        num_hits += simulation.manager.statistics().prefix_cache_hits
+    assert reasons == {"stop", "length", "abort", "error"}
+    assert num_preempted > 20
+    assert num_hits > 100
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    one, other = simulate(7), simulate(7)
+    assert one.num_steps == other.num_steps
+    for name, finished in one.finished.items():
+        assert finished.token_ids.tolist() == other.finished[name].token_ids.tolist()
