@@ -19,6 +19,8 @@ from setuptools import Extension
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("core", "cpu", "cuda")
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10: newer API is a compile error
+# Hidden symbols: two libraries with the same inline adapters must not bind to one another's.
+CXX_FLAGS = ["-O3", "-std=c++20", "-fvisibility=hidden", STABLE_ABI, "-Wall", "-Wextra"]
 
 
 def selected_parts() -> list[str]:
@@ -102,7 +104,7 @@ def _cpu_extension() -> Extension:
         "pagedkv._ops_cpu",
         files,
         include_dirs=[str(ROOT / "include"), str(ROOT / "csrc")],
-        extra_compile_args={"cxx": ["-O3", "-std=c++20", STABLE_ABI, "-Wall", "-Wextra"]},
+        extra_compile_args={"cxx": CXX_FLAGS},
         py_limited_api=True,
         libraries=["torch_cpu"],
     )
@@ -125,7 +127,7 @@ def _cuda_extension() -> Extension:
         sources("csrc/cuda") + _cuda_adapters(),
         include_dirs=[str(ROOT / "include"), str(ROOT / "csrc")],
         extra_compile_args={
-            "cxx": ["-O3", "-std=c++20", STABLE_ABI, "-Wall", "-Wextra"],
+            "cxx": CXX_FLAGS,
             "nvcc": [
                 "-O3",
                 "-std=c++20",

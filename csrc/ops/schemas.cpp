@@ -24,6 +24,11 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
       "Tensor? alibi_slopes=None, float soft_cap=0.0, Tensor? k_scale=None, Tensor? v_scale=None, int num_splits=0, "
       "Tensor? prefix_groups=None, Tensor(c!)? workspace=None) -> ()");
 
+  // Bytes of workspace for at most num_tokens query tokens; num_workers: torch's threads on the CPU, the fixed grid on a GPU.
+  library.def(
+      "paged_attention_workspace_size(int num_workers, int num_tokens, int num_heads, int head_dim, int num_splits, "
+      "int num_prefix_groups) -> int");
+
   // out, out_a, out_b [T, H, D]; lse, lse_a, lse_b fp32 [T, H]. The softmax-weighted union of two disjoint sets of keys.
   library.def(
       "merge_attention_states(Tensor(a!) out, Tensor(b!)? lse, Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> ()");

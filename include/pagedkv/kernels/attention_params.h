@@ -23,6 +23,11 @@
 
 namespace pagedkv {
 
+inline constexpr int64_t kMaxHeadDim = 256;
+inline constexpr int64_t kMaxBlockSize = 256;
+inline constexpr int64_t kMaxNumSplits = 256;
+inline constexpr int64_t kWorkspaceAlignment = 16;  // bytes
+
 struct PagedAttentionParams {
   void* out;                       // [T, H, D] type
   float* lse;                      // fp32 [T, H], natural log; or null
@@ -109,7 +114,8 @@ constexpr int64_t paged_attention_workspace_bytes(const PagedAttentionWorkspaceS
   if (shape.num_splits == 0) states = 2 * shape.num_workers * kMaxSplitTileRows;
   if (shape.num_splits > 1) states = rows * shape.num_splits;
   if (shape.num_prefix_groups > 0) states += rows;
-  return (states * partial_state_bytes(shape.head_dim) + 15) / 16 * 16;
+  const int64_t bytes = states * partial_state_bytes(shape.head_dim);
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
 }  // namespace pagedkv
