@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pagedkv._core import BlockManager, Snapshot
 
-NAMES = {0: "request 0", 1: "request 1"}
+_NAMES = {0: "request 0", 1: "request 1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +62,8 @@ def copy_on_write_example(num_blocks: int = 8, block_size: int = 4) -> list[Exam
         )
     )
     return stages
+
+
+def example_names() -> dict[int, str]:
+    """Names of the example's sequences, for `draw_cache`."""
+    return dict(_NAMES)
