@@ -120,6 +120,8 @@ class BlockManager:
     def swap_out(self, seq_ids: ArrayLike) -> list[tuple[int, int]]:
         """Move the exclusively held blocks of these sequences to CPU blocks: pairs (block, CPU block). Shared blocks stay referenced."""
     def swap_in(self, seq_ids: ArrayLike) -> list[tuple[int, int]]: ...
+    def num_swap_out_blocks(self, seq_ids: ArrayLike) -> int: ...
+    def num_swap_in_blocks(self, seq_ids: ArrayLike) -> int: ...
     def num_tokens(self, seq_id: int) -> int: ...
     def block_table(self, seq_id: int) -> NDArray[np.int32]:
         """[num_blocks of the sequence]; a swapped-out entry is -1 - cpu_block."""
@@ -170,3 +172,7 @@ class StepTables:
         only_changed: bool = False,
     ) -> int:
         """Returns the number of tokens. only_changed: block-table entries that this buffer set already holds are not written again."""
+    def forget(self, block_tables: Any) -> None:
+        """The content of this buffer is not known any more; the next write fills it whole."""
+    @property
+    def num_entries_written(self) -> int: ...

@@ -1,0 +1,11 @@
+// Entry point of pagedkv._core. It needs NumPy and nothing else of Python's world, above all no
+// torch.
+
+#include "module.h"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The compiled core: block manager and step tables.";
+  pagedkv::bindings::bind_values(module);
+  pagedkv::bindings::bind_block_manager(module);
+  pagedkv::bindings::bind_step_tables(module);
+}

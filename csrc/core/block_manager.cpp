@@ -1,0 +1,261 @@
+// BlockManager: construction, admission and what concerns the whole. Batches, swaps and the proof
+// of the invariants have files of their own. The contract is in the header.
+
+#include "pagedkv/core/block_manager.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace pagedkv {
+namespace {
+
+std::int64_t checked(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value < low || value > high) {
+    throw std::invalid_argument(std::string(name) + " must be between " + std::to_string(low) +
+                                " and " + std::to_string(high) + ", got " + std::to_string(value));
+  }
+  return value;
+}
+
+std::int64_t checked_watermark(const BlockManagerConfig& config) {
+  if (!(config.watermark >= 0.0 && config.watermark < 1.0)) {  // refuses NaN too
+    throw std::invalid_argument("watermark must be at least 0 and below 1, got " +
+                                std::to_string(config.watermark));
+  }
+  return static_cast<std::int64_t>(
+      std::floor(config.watermark * static_cast<double>(config.num_blocks)));
+}
+
+void check_prompt(std::span<const TokenId> tokens, std::string_view what) {
+  if (tokens.empty()) throw std::invalid_argument(std::string(what) + ": token_ids is empty");
+  const auto negative =
+      std::find_if(tokens.begin(), tokens.end(), [](TokenId token) { return token < 0; });
+  if (negative != tokens.end()) {
+    throw std::invalid_argument(std::string(what) + ": token_ids[" +
+                                std::to_string(negative - tokens.begin()) + "] is " +
+                                std::to_string(*negative) + "; ids are not negative");
+  }
+}
+
+}  // namespace
+
+BlockManager::BlockManager(const BlockManagerConfig& config)
+    : block_size_(
+          static_cast<std::int32_t>(checked("block_size", config.block_size, 1, kMaxBlockSize))),
+      watermark_blocks_(checked_watermark(config)),
+      pool_(checked("num_blocks", config.num_blocks, 1, kMaxNumBlocks), config.shuffle_seed),
+      cpu_pool_(checked("num_cpu_blocks", config.num_cpu_blocks, 0, kMaxNumBlocks),
+                config.shuffle_seed),
+      is_in_evicted_(static_cast<std::size_t>(config.num_blocks)) {
+  const auto bits = static_cast<std::int32_t>(checked("hash_bits", config.hash_bits, 1, 128));
+  if (config.hash_secret && config.hash_secret->empty()) {
+    throw std::invalid_argument("hash_secret must have at least one byte, got none");
+  }
+  if (config.enable_prefix_caching) {
+    cache_.emplace(pool_.num_blocks(), block_size_, config.hash_secret, bits);
+    evicted_.reserve(static_cast<std::size_t>(config.num_blocks));
+  }
+}
+
+std::int64_t BlockManager::max_match_blocks(std::size_t num_tokens) const {
+  return (static_cast<std::int64_t>(num_tokens) - 1) / block_size_;
+}
+
+std::int64_t BlockManager::match(std::span<const TokenId> tokens,
+                                 std::string_view extra_key) const {
+  check_prompt(tokens, "match");
+  if (!cache_) return 0;
+  blocks_.clear();
+  cache_->match(extra_key, tokens, max_match_blocks(tokens.size()), blocks_);
+  return static_cast<std::int64_t>(blocks_.size()) * block_size_;
+}
+
+BlockManager::Plan BlockManager::plan(std::span<const TokenId> tokens,
+                                      std::optional<std::int64_t> max_new_tokens,
+                                      std::string_view extra_key) const {
+  blocks_.clear();
+  if (cache_) cache_->match(extra_key, tokens, max_match_blocks(tokens.size()), blocks_);
+  const auto num_cached = static_cast<std::int64_t>(blocks_.size()) * block_size_;
+  const std::int64_t num_rest = static_cast<std::int64_t>(tokens.size()) - num_cached;
+  Plan plan;
+  plan.num_tokens = num_cached + std::min(num_rest, max_new_tokens.value_or(num_rest));
+  plan.num_new_blocks = num_blocks_for(plan.num_tokens) - static_cast<std::int64_t>(blocks_.size());
+  for (const BlockId block : blocks_)
+    plan.num_idle_hits += pool_.state(block) == BlockState::kCachedIdle;
+  return plan;
+}
+
+CanAllocate BlockManager::can_allocate(std::span<const TokenId> tokens,
+                                       std::optional<std::int64_t> max_new_tokens,
+                                       std::int64_t reserve_tokens,
+                                       std::string_view extra_key) const {
+  check_prompt(tokens, "can_allocate");
+  checked("reserve_tokens", reserve_tokens, 0, kMaxSeqLen);
+  if (max_new_tokens) checked("max_new_tokens", *max_new_tokens, 0, kMaxSeqLen);
+  const auto num_tokens = static_cast<std::int64_t>(tokens.size());
+  if (num_tokens + reserve_tokens > kMaxSeqLen ||
+      num_blocks_for(num_tokens + reserve_tokens) > num_blocks()) {
+    return CanAllocate::kNever;
+  }
+  // With nothing else alive there is nobody to keep blocks for: a prompt that only fits in the
+  // whole pool gets it.
+  const std::int64_t num_left = sequences_.size() == 0 ? 0 : watermark_blocks_;
+  if (num_allocatable_blocks() - num_blocks_for(num_tokens) >= num_left)
+    return CanAllocate::kOk;  // needs no match
+  const Plan needed = plan(tokens, max_new_tokens, extra_key);
+  // A hit on an idle block takes it from those that can be allocated, just as a new block does.
+  const bool fits =
+      num_allocatable_blocks() - needed.num_new_blocks - needed.num_idle_hits >= num_left;
+  return fits ? CanAllocate::kOk : CanAllocate::kLater;
+}
+
+std::int64_t BlockManager::allocate(SeqId id, std::span<const TokenId> tokens,
+                                    std::optional<std::int64_t> max_new_tokens,
+                                    std::string_view extra_key) {
+  check_prompt(tokens, "allocate");
+  if (max_new_tokens) checked("max_new_tokens", *max_new_tokens, 0, kMaxSeqLen);
+  checked("the number of token_ids", static_cast<std::int64_t>(tokens.size()), 1, kMaxSeqLen);
+  if (contains(id)) throw std::invalid_argument("seq_id " + std::to_string(id) + " exists already");
+  const Plan needed = plan(tokens, max_new_tokens, extra_key);
+  const std::int64_t num_there = num_allocatable_blocks() - needed.num_idle_hits;
+  if (needed.num_new_blocks > num_there)
+    throw_out_of_blocks("allocate", needed.num_new_blocks, num_there);
+  const auto num_hits = static_cast<std::int32_t>(blocks_.size());
+  const std::size_t num_cached = blocks_.size() * static_cast<std::size_t>(block_size_);
+
+  // Memory first: nothing below the root can fail.
+  sequences_.reserve(1);
+  Sequence& room = sequences_.upcoming(0);
+  room.table.reserve(blocks_.size() + static_cast<std::size_t>(needed.num_new_blocks));
+  if (cache_) room.tokens.reserve(tokens.size() - num_cached);
+  const NodeId root = cache_ ? cache_->acquire_root(extra_key) : kNoNode;
+
+  Sequence& sequence = sequences_.add(id);
+  sequence.table_stamp = next_stamp();
+  sequence.num_tokens = needed.num_tokens;
+  sequence.num_known = static_cast<std::int64_t>(tokens.size());
+  sequence.num_published = num_hits;
+  sequence.root = root;
+  sequence.can_publish = cache_.has_value();
+  if (cache_)
+    sequence.tokens.assign(tokens.begin() + static_cast<std::ptrdiff_t>(num_cached), tokens.end());
+  // Hits first, so that no new block is taken from under them.
+  for (const BlockId block : blocks_) {
+    if (pool_.ref_count(block) == 0) num_tokens_ += block_size_;
+    pool_.add_ref(block);
+    sequence.table.push_back(block);
+  }
+  for (std::int64_t i = 0; i < needed.num_new_blocks; ++i) sequence.table.push_back(take_block());
+  num_tokens_ += needed.num_tokens - static_cast<std::int64_t>(num_cached);
+  sequence.num_unused = static_cast<std::int32_t>(
+      static_cast<std::int64_t>(sequence.table.size()) * block_size_ - needed.num_tokens);
+  if (cache_) {
+    num_queries_ += static_cast<std::int64_t>(tokens.size());
+    num_hits_ += static_cast<std::int64_t>(num_cached);
+  }
+  return static_cast<std::int64_t>(num_cached);
+}
+
+BlockId BlockManager::take_block() {
+  if (pool_.num_free() == 0) {
+    if (const auto victim = pool_.oldest_idle()) {
+      cache_->erase(*victim, [this](BlockId block) { forget_evicted(block); });
+    }
+  }
+  return pool_.allocate();
+}
+
+void BlockManager::forget_evicted(BlockId block) {
+  pool_.forget(block);
+  ++num_evictions_;
+  if (is_in_evicted_[static_cast<std::size_t>(block)]) return;
+  is_in_evicted_[static_cast<std::size_t>(block)] = true;
+  evicted_.push_back(block);  // within its capacity: each block stands once
+}
+
+void BlockManager::release(BlockId block) { pool_.release(block, is_cached(block)); }
+
+void BlockManager::throw_out_of_blocks(const char* what, std::int64_t num_needed,
+                                       std::int64_t num_there) const {
+  throw OutOfBlocks(std::string(what) + " needs " + std::to_string(num_needed) + " blocks, " +
+                    std::to_string(num_there) + " of " + std::to_string(num_blocks()) +
+                    " can be taken");
+}
+
+StepId BlockManager::begin_step() {
+  const StepId step = pool_.begin_step();
+  cpu_pool_.begin_step();  // the pools' steps run in lockstep, so this cannot fail where the first
+                           // did not
+  return step;
+}
+
+void BlockManager::end_step(StepId step) {
+  pool_.end_step(step, [this](BlockId block) { return is_cached(block); });
+  cpu_pool_.end_step(step, [](BlockId) { return false; });
+}
+
+std::int64_t BlockManager::reset_prefix_cache() {
+  if (!cache_) return 0;
+  for (const std::int32_t slot : sequences_.live_slots()) stop_publishing(sequences_.at(slot));
+  return cache_->clear([this](BlockId block) { pool_.forget(block); });
+}
+
+std::vector<BlockId> BlockManager::take_evicted() {
+  std::vector<BlockId> taken(evicted_);
+  for (const BlockId block : evicted_) is_in_evicted_[static_cast<std::size_t>(block)] = false;
+  evicted_.clear();
+  return taken;
+}
+
+Statistics BlockManager::statistics() const {
+  const std::int32_t num_held = pool_.num_in(BlockState::kReferenced) +
+                                pool_.num_in(BlockState::kInTransit) +
+                                pool_.num_in(BlockState::kDraining);
+  const auto num_blocks = static_cast<double>(pool_.num_blocks());
+  return {
+      .num_blocks = pool_.num_blocks(),
+      .num_free = pool_.num_free(),
+      .num_cached_idle = pool_.num_in(BlockState::kCachedIdle),
+      .num_referenced = pool_.num_in(BlockState::kReferenced),
+      .num_shared = pool_.num_shared(),
+      .num_in_transit = pool_.num_in(BlockState::kInTransit),
+      .num_draining = pool_.num_in(BlockState::kDraining),
+      .num_cpu_blocks = cpu_pool_.num_blocks(),
+      .num_cpu_free = cpu_pool_.num_free(),
+      .num_sequences = sequences_.size(),
+      .num_tokens = num_tokens_,
+      .token_occupancy = static_cast<double>(num_tokens_) / (num_blocks * block_size_),
+      .block_occupancy = num_held / num_blocks,
+      .prefix_cache_queries = num_queries_,
+      .prefix_cache_hits = num_hits_,
+      .num_evictions = num_evictions_,
+      .num_copies = num_copies_,
+      .num_swapped_out = num_swapped_out_,
+      .num_swapped_in = num_swapped_in_,
+  };
+}
+
+std::shared_ptr<const Snapshot> BlockManager::snapshot() const {
+  auto made = std::make_shared<Snapshot>();
+  made->version = ++last_version_;
+  made->block_size = block_size_;
+  made->statistics = statistics();
+  made->ref_counts.reserve(static_cast<std::size_t>(num_blocks()));
+  made->states.reserve(static_cast<std::size_t>(num_blocks()));
+  for (BlockId block = 0; block < pool_.num_blocks(); ++block) {
+    made->ref_counts.push_back(pool_.ref_count(block));
+    made->states.push_back(pool_.state(block));
+  }
+  made->seq_start_loc.push_back(0);
+  for (const std::int32_t slot : sequences_.live_slots()) {
+    const Sequence& sequence = sequences_.at(slot);
+    made->seq_ids.push_back(sequence.id);
+    made->seq_num_tokens.push_back(sequence.num_tokens);
+    made->block_ids.insert(made->block_ids.end(), sequence.table.begin(), sequence.table.end());
+    made->seq_start_loc.push_back(static_cast<std::int64_t>(made->block_ids.size()));
+  }
+  return made;
+}
+
+}  // namespace pagedkv

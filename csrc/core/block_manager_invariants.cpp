@@ -1,0 +1,110 @@
+// BlockManager::check_invariants: recomputes from the block tables what the counters and lists
+// claim.
+
+#include <algorithm>
+
+#include "pagedkv/core/block_manager.h"
+
+namespace pagedkv {
+namespace {
+
+[[noreturn]] void fail(const std::string& what) { throw InvariantViolation(what); }
+
+void check_ref_counts(const BlockAllocator& pool, const std::vector<std::int32_t>& num_holders,
+                      const char* name) {
+  for (BlockId block = 0; block < pool.num_blocks(); ++block) {
+    if (pool.ref_count(block) != num_holders[block]) {
+      fail("I2: " + std::string(name) + " block " + std::to_string(block) + " has ref count " +
+           std::to_string(pool.ref_count(block)) + " and " + std::to_string(num_holders[block]) +
+           " holders");
+    }
+  }
+}
+
+}  // namespace
+
+void BlockManager::check_invariants() const {
+  pool_.check();
+  cpu_pool_.check();
+  if (cache_) cache_->check();
+
+  std::vector<std::int32_t> num_holders(static_cast<std::size_t>(pool_.num_blocks()));
+  std::vector<std::int32_t> num_cpu_holders(static_cast<std::size_t>(cpu_pool_.num_blocks()));
+  std::vector<bool> is_counted(num_holders.size());
+  std::int64_t num_tokens = 0;
+  const std::vector<std::int32_t> slots = sequences_.live_slots();
+  if (static_cast<std::int64_t>(slots.size()) != sequences_.size()) fail("I2: sequences are lost");
+  for (const std::int32_t slot : slots) {
+    const Sequence& sequence = sequences_.at(slot);
+    const std::string name = "seq_id " + std::to_string(sequence.id);
+    if (sequences_.find(sequence.id) != slot) fail("I2: " + name + " is not found under its id");
+    if (static_cast<std::int64_t>(sequence.table.size()) * block_size_ !=
+            sequence.num_tokens + sequence.num_unused ||
+        sequence.num_unused < 0 || sequence.num_unused >= block_size_) {
+      fail("I2: " + name + " holds " + std::to_string(sequence.table.size()) + " blocks for " +
+           std::to_string(sequence.num_tokens) + " tokens and " +
+           std::to_string(sequence.num_unused) + " unused");
+    }
+    std::vector<BlockId> sorted(sequence.table);
+    std::sort(sorted.begin(), sorted.end());
+    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+      fail("I2: " + name + " holds a block twice");
+    for (std::size_t i = 0; i < sequence.table.size(); ++i) {
+      const BlockId entry = sequence.table[i];
+      if (entry < 0) {
+        if (!sequence.is_swapped) fail("I7: " + name + " is not swapped out and has CPU blocks");
+        ++num_cpu_holders[static_cast<std::size_t>(-1 - entry)];
+        continue;
+      }
+      ++num_holders[static_cast<std::size_t>(entry)];
+      if (is_counted[static_cast<std::size_t>(entry)]) continue;
+      is_counted[static_cast<std::size_t>(entry)] = true;
+      num_tokens += num_tokens_in(sequence, i);
+    }
+    if (!sequence.may_share_last && !sequence.table.empty() && sequence.num_unused > 0 &&
+        sequence.table.back() >= 0 && pool_.ref_count(sequence.table.back()) > 1) {
+      fail("I5: " + name + " would write its shared last block without a copy");
+    }
+    check_published(sequence, name);
+  }
+  check_ref_counts(pool_, num_holders, "pool");
+  check_ref_counts(cpu_pool_, num_cpu_holders, "CPU");
+  if (num_tokens != num_tokens_) {
+    fail("I2: the pool holds " + std::to_string(num_tokens) + " tokens, counted " +
+         std::to_string(num_tokens_));
+  }
+  if (pool_.num_in(BlockState::kCachedIdle) > 0 && !cache_)
+    fail("I4: blocks are idle without a prefix cache");
+  for (BlockId block = 0; block < pool_.num_blocks(); ++block) {
+    const BlockState state = pool_.state(block);
+    if ((state == BlockState::kCachedIdle && !is_cached(block)) ||
+        (state == BlockState::kFree && is_cached(block))) {
+      fail("I4: block " + std::to_string(block) + " in state " +
+           std::to_string(static_cast<int>(state)) + " is " +
+           (is_cached(block) ? "findable" : "not findable"));
+    }
+  }
+}
+
+void BlockManager::check_published(const Sequence& sequence, const std::string& name) const {
+  const std::int64_t num_published_tokens =
+      static_cast<std::int64_t>(sequence.num_published) * block_size_;
+  if (num_published_tokens > sequence.num_tokens)
+    fail("I4: " + name + " published blocks it does not fill");
+  if (sequence.can_publish && num_published_tokens +
+                                      static_cast<std::int64_t>(sequence.tokens.size()) -
+                                      static_cast<std::int64_t>(sequence.tokens_begin) !=
+                                  sequence.num_known) {
+    fail("I4: " + name + " does not keep the ids that follow its published blocks");
+  }
+  for (std::int32_t i = 0; i < sequence.num_published; ++i) {
+    const BlockId block = sequence.table[i];
+    if (block < 0 || !is_cached(block)) break;  // the chain was broken; the next publish finds out
+    if (cache_->parent(block) != (i == 0 ? sequence.root : sequence.table[i - 1])) {
+      fail("I4: " + name + " has published block " + std::to_string(block) +
+           " below another parent");
+    }
+  }
+}
+
+}  // namespace pagedkv

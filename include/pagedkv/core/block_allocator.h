@@ -1,0 +1,141 @@
+// BlockAllocator: one fixed pool of blocks, each with a ref count and a state.
+//
+// Owns: the free list, the list of idle cached blocks (least recently used first) and one list per
+// launched step of the blocks that wait for its end. It knows nothing of tokens, hashes or
+// sequences; whether a block's content is findable is told to it by its owner (the BlockManager),
+// which asks the PrefixCache. Every operation is O(1).
+//
+// Life of a block (numbers are ref counts):
+//
+//   free 0 --allocate--> referenced 1.. --release to 0--> [a step is in flight] draining 0
+//   --end_step--+
+//    ^                     ^     ^                        [none in flight] | | | +----revive----
+//    idle, draining or in transit 0                       | |                     +--end_step-- in
+//    transit 1.. (swapped in beside a step)                     |
+//    +--- not findable <---------------------------------- settle
+//    <------------------------------------+
+//    +--- forget ------- cached-idle 0 <--- findable --------+
+//
+// Thread safety: none; one thread owns it.
+//
+// Invariants (check() proves them and the manager adds those that need its tables):
+//   I1  every block is in exactly one state, the states' counts add up to num_blocks
+//   I3  the free list has no duplicate, and exactly the blocks in state free
+//   I9  a block that is free, idle or draining has ref count 0
+//   L1  the idle list has exactly the idle blocks; the steps' lists exactly the draining and
+//   in-transit ones
+
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "pagedkv/core/types.h"
+
+namespace pagedkv {
+
+class BlockAllocator {
+ public:
+  // shuffle_seed: initial order of the free list; without it blocks go out in rising order.
+  BlockAllocator(std::int64_t num_blocks, std::optional<std::uint64_t> shuffle_seed);
+  BlockAllocator(const BlockAllocator&) = delete;
+  BlockAllocator& operator=(const BlockAllocator&) = delete;
+
+  std::int32_t num_blocks() const { return num_blocks_; }
+  std::int32_t num_free() const { return static_cast<std::int32_t>(free_.size()); }
+  std::int32_t num_in(BlockState state) const { return num_in_[static_cast<int>(state)]; }
+  std::int32_t num_allocatable() const { return num_free() + num_in(BlockState::kCachedIdle); }
+  std::int32_t num_shared() const { return num_shared_; }
+  std::int32_t ref_count(BlockId block) const { return meta_[index(block)].ref_count; }
+  BlockState state(BlockId block) const { return meta_[index(block)].state; }
+
+  // Takes a block off the free list: ref count 1. Throws OutOfBlocks if the list is empty.
+  BlockId allocate();
+  // One more holder of a block that is held or, with ref count 0, still has content (idle,
+  // draining, in transit). Throws std::invalid_argument for a free or foreign block.
+  void add_ref(BlockId block);
+  // One holder less. is_cached: its content is findable. Returns true if that was the last holder.
+  // Throws DoubleFree for a block without holders and std::invalid_argument for a foreign one, and
+  // changes nothing then.
+  bool release(BlockId block, bool is_cached) {
+    return drop(block, is_cached, BlockState::kDraining);
+  }
+  // As release, for a block whose content is being copied out.
+  bool release_in_transit(BlockId block, bool is_cached) {
+    return drop(block, is_cached, BlockState::kInTransit);
+  }
+  // A held block whose content is being copied in: in transit until the steps launched so far have
+  // ended.
+  void mark_in_transit(BlockId block);
+
+  // Least recently used idle block, if there is one.
+  std::optional<BlockId> oldest_idle() const;
+  // The block's content is not findable any more: an idle block becomes free.
+  void forget(BlockId block);
+
+  bool has_step_in_flight() const { return first_step_ < next_step_; }
+  StepId begin_step();
+  // REQUIRES: step is the oldest in flight (std::invalid_argument otherwise). is_cached(block) as
+  // in release.
+  template <class IsCached>
+  void end_step(StepId step, IsCached is_cached) {
+    check_end_step(step);
+    const std::int32_t list = step_list(step);
+    while (meta_[list].next != list) {
+      const BlockId block = meta_[list].next;
+      unlink(block);
+      settle(block, meta_[block].ref_count == 0 && is_cached(block));
+    }
+    ++first_step_;
+  }
+
+  // Brings a block's record into the CPU cache ahead of its use; shuffled ids defeat the hardware's
+  // prefetcher.
+  void prefetch(BlockId block) const { __builtin_prefetch(&meta_[block]); }
+
+  // Throws InvariantViolation.
+  void check() const;
+
+ private:
+  friend struct TestAccess;
+  struct Meta {
+    std::int32_t ref_count = 0;
+    BlockId previous =
+        0;  // neighbours on the idle list or on a step's list; lists are rings closed by a sentinel
+    BlockId next = 0;
+    BlockState state = BlockState::kFree;
+  };
+
+  std::int32_t index(BlockId block) const {
+    if (block < 0 || block >= num_blocks_) throw_foreign(block);
+    return block;
+  }
+  std::int32_t idle_list() const { return num_blocks_; }
+  std::int32_t step_list(StepId step) const {
+    return num_blocks_ + 1 + static_cast<std::int32_t>(step % kMaxStepsInFlight);
+  }
+  void set_state(Meta& meta, BlockState state) {
+    --num_in_[static_cast<int>(meta.state)];
+    ++num_in_[static_cast<int>(state)];
+    meta.state = state;
+  }
+  void link_last(std::int32_t list, BlockId block);
+  void unlink(BlockId block);
+  void push_free(BlockId block);
+  bool drop(BlockId block, bool is_cached, BlockState while_in_flight);
+  void settle(BlockId block, bool is_cached);
+  void check_end_step(StepId step) const;
+  [[noreturn]] void throw_foreign(BlockId block) const;
+
+  std::int32_t num_blocks_;
+  std::vector<Meta> meta_;  // [num_blocks + sentinels of the idle list and of each step's list]
+  std::vector<BlockId>
+      free_;  // a stack: the block freed last is taken first, while its memory is warm
+  std::int32_t num_in_[kNumBlockStates] = {};
+  std::int32_t num_shared_ = 0;
+  StepId first_step_ = 1;  // oldest in flight; steps [first_step_, next_step_) are in flight
+  StepId next_step_ = 1;
+};
+
+}  // namespace pagedkv

@@ -1,0 +1,222 @@
+// BlockManager: the whole memory policy of a paged KV cache, as arithmetic on ids.
+//
+// It owns the pool, the CPU pool, the prefix cache and every sequence's block table. It launches
+// nothing: copy-on-write and swaps are *returned* as (source, destination) pairs, an ordered
+// program that the caller runs in the order in which the calls returned them, before the kernels of
+// the step being built. (A block that one pair reads may be the target of a later pair, never of an
+// earlier one.)
+//
+// Every mutating call happens whole or throws and changes nothing (I6), memory exhaustion included.
+// Batch calls are one call: an error in any row changes no row. In a batch, each sequence may stand
+// once.
+//
+// Steps. While launched steps are in flight (begin_step .. end_step), a block that loses its last
+// holder is draining and cannot be taken; a block swapped out or in is in transit. Both last until
+// all steps launched before have ended. A caller that never begins a step gets blocks back at once.
+//
+// Publishing. A full block becomes findable when publish() says that its K/V has been computed,
+// never before. If equal content is findable already (two equal cold prompts), the sequence's entry
+// changes to that block and its own copy is released: one content, one block. So a table entry can
+// change in place, in publish and in copy-on-write; StepTables notices.
+//
+// Errors: std::invalid_argument for bad arguments, OutOfBlocks, UnknownSequence, DoubleFree
+// (types.h). Thread safety: none, and no locks: one thread owns a manager. Others read snapshots.
+//
+// Invariants, proven by check_invariants() over everything the manager holds:
+//   I1   the states' counts add up to the pool (and so for the CPU pool)
+//   I2   a block's ref count is the number of block tables that hold it
+//   I3   the free list has no duplicates and no block that a table holds
+//   I4   a published block is found under the hash of its tokens and parent; a sequence's published
+//   prefix is a chain I7   only a swapped sequence's table has CPU blocks I9   without sequences,
+//   all ref counts are 0 I10  a published block's parent is published
+// I5 (nothing writes a block that is shared or published) is checked by StepTables when a step is
+// built; I6 and the scheduler's I8 by their tests.
+
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pagedkv/core/block_allocator.h"
+#include "pagedkv/core/prefix_cache.h"
+#include "pagedkv/core/sequence_table.h"
+#include "pagedkv/core/snapshot.h"
+#include "pagedkv/core/types.h"
+
+namespace pagedkv {
+
+struct BlockManagerConfig {
+  std::int64_t num_blocks = 0;   // 1..kMaxNumBlocks
+  std::int64_t block_size = 16;  // tokens, 1..kMaxBlockSize
+  std::int64_t num_cpu_blocks = 0;
+  double watermark = 0.01;  // fraction of the pool that admission leaves allocatable, [0, 1)
+  bool enable_prefix_caching = true;
+  std::optional<std::string> hash_secret;     // none: random, one per process
+  std::int64_t hash_bits = 128;               // fewer weaken the hash, for tests
+  std::optional<std::uint64_t> shuffle_seed;  // initial order of the free list
+};
+
+class BlockManager {
+ public:
+  explicit BlockManager(const BlockManagerConfig& config);
+  BlockManager(const BlockManager&) = delete;
+  BlockManager& operator=(const BlockManager&) = delete;
+
+  std::int64_t num_blocks() const { return pool_.num_blocks(); }
+  std::int64_t block_size() const { return block_size_; }
+  // Free and idle blocks: what an allocation can take now.
+  std::int64_t num_allocatable_blocks() const { return pool_.num_allocatable(); }
+
+  // -- admission
+  // -----------------------------------------------------------------------------------------------------
+  // tokens is the whole prompt, not empty. max_new_tokens: how many after the cached prefix get
+  // blocks now (none: all).
+
+  // Tokens of a cached prefix, a multiple of block_size, at most size - 1: one token at least is
+  // left to compute.
+  std::int64_t match(std::span<const TokenId> tokens, std::string_view extra_key = {}) const;
+  // kNever: size + reserve_tokens positions do not fit in the whole pool. kLater: too few blocks
+  // can be taken now, or fewer than the watermark would remain while other sequences live.
+  // Otherwise kOk.
+  CanAllocate can_allocate(std::span<const TokenId> tokens,
+                           std::optional<std::int64_t> max_new_tokens = std::nullopt,
+                           std::int64_t reserve_tokens = 0, std::string_view extra_key = {}) const;
+  // Creates id with its cached prefix and blocks for up to max_new_tokens more; returns the cached
+  // tokens. Looks at no watermark: whoever does not ask can_allocate may use the last block.
+  std::int64_t allocate(SeqId id, std::span<const TokenId> tokens,
+                        std::optional<std::int64_t> max_new_tokens = std::nullopt,
+                        std::string_view extra_key = {});
+
+  // -- growing, sharing, ending: batches, and one sequence as a batch of one
+  // -------------------------------------------
+  std::int64_t num_blocks_needed(std::span<const SeqId> ids,
+                                 std::span<const std::int64_t> counts) const;
+  // Room for counts[i] more tokens of ids[i]; the copies to run before these are written.
+  std::vector<BlockCopy> append_batch(std::span<const SeqId> ids,
+                                      std::span<const std::int64_t> counts);
+  std::vector<BlockCopy> append(SeqId id, std::int64_t num_tokens = 1) {
+    return append_batch({&id, 1}, {&num_tokens, 1});
+  }
+  // children[i] is a new sequence that shares every block of parents[i].
+  void fork_batch(std::span<const SeqId> parents, std::span<const SeqId> children);
+  void fork(SeqId parent, SeqId child) { fork_batch({&parent, 1}, {&child, 1}); }
+  void free_batch(std::span<const SeqId> ids);
+  void free(SeqId id) { free_batch({&id, 1}); }
+  // counts[i] of the concatenated tokens follow those that ids[i] is known to have (the prompt is
+  // known from allocate); num_computed[i] positions of it have their K/V.
+  void publish_batch(std::span<const SeqId> ids, std::span<const TokenId> tokens,
+                     std::span<const std::int64_t> counts,
+                     std::span<const std::int64_t> num_computed);
+  void publish(SeqId id, std::span<const TokenId> tokens, std::int64_t num_computed) {
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    publish_batch({&id, 1}, tokens, {&count, 1}, {&num_computed, 1});
+  }
+
+  // -- swap
+  // ------------------------------------------------------------------------------------------------------------
+  // The blocks that these sequences alone hold go to the CPU pool, one that several of them share
+  // once; blocks with a holder outside stay referenced (I7). Pairs (block, CPU block). A published
+  // block stays findable until evicted.
+  std::vector<BlockCopy> swap_out(std::span<const SeqId> ids);
+  // The way back; pairs (CPU block, block).
+  std::vector<BlockCopy> swap_in(std::span<const SeqId> ids);
+  // Blocks that swap_out would move, and that swap_in would take.
+  std::int64_t num_swap_out_blocks(std::span<const SeqId> ids) const;
+  std::int64_t num_swap_in_blocks(std::span<const SeqId> ids) const;
+
+  // -- steps in flight
+  // -------------------------------------------------------------------------------------------------
+  StepId begin_step();
+  void end_step(StepId step);
+
+  // -- the whole
+  // -------------------------------------------------------------------------------------------------------
+  // Nothing published so far can be found any more, and no sequence alive now publishes again (its
+  // K/V is as old as what was forgotten). Returns how many blocks were findable.
+  std::int64_t reset_prefix_cache();
+  Statistics statistics() const;
+  std::shared_ptr<const Snapshot> snapshot() const;
+  // Blocks whose cached content was evicted since the last call, each once, in the order of their
+  // first eviction.
+  std::vector<BlockId> take_evicted();
+  bool contains(SeqId id) const { return sequences_.find(id).has_value(); }
+  const Sequence& sequence(SeqId id) const { return sequences_.at(sequences_.slot(id)); }
+  const SequenceTable& sequences() const { return sequences_; }
+  std::int32_t ref_count(BlockId block) const { return pool_.ref_count(block); }
+  BlockState state(BlockId block) const { return pool_.state(block); }
+  // Throws InvariantViolation naming the invariant.
+  void check_invariants() const;
+
+ private:
+  friend struct TestAccess;
+
+  // What an allocation takes; its hits are in blocks_ until the next call.
+  struct Plan {
+    std::int64_t num_tokens = 0;  // that the sequence will hold
+    std::int64_t num_new_blocks = 0;
+    std::int64_t num_idle_hits = 0;
+  };
+
+  // block_manager.cpp
+  Plan plan(std::span<const TokenId> tokens, std::optional<std::int64_t> max_new_tokens,
+            std::string_view extra_key) const;
+  std::int64_t max_match_blocks(std::size_t num_tokens) const;
+  std::int64_t num_blocks_for(std::int64_t num_tokens) const {
+    return (num_tokens + block_size_ - 1) / block_size_;
+  }
+  bool is_cached(BlockId block) const { return cache_ && cache_->is_published(block); }
+  BlockId take_block();
+  void forget_evicted(BlockId block);
+  void release(BlockId block);
+  void throw_out_of_blocks(const char* what, std::int64_t num_needed, std::int64_t num_there) const;
+  std::uint64_t next_stamp() { return ++last_stamp_; }
+
+  // block_manager_batch.cpp
+  // Slots of a batch's sequences, each of which must live and stand once; kept in slots_ until the
+  // next batch.
+  void resolve(std::span<const SeqId> ids) const;
+  std::int64_t plan_append(std::span<const SeqId> ids, std::span<const std::int64_t> counts) const;
+  std::int64_t num_copies_of_shared() const;
+  void release_table(Sequence& sequence);
+
+  // block_manager_publish.cpp
+  void publish_blocks(Sequence& sequence, std::int64_t num_full);
+  BlockId publish_block(Sequence& sequence, NodeId parent, const Hash128& key);
+  void stop_publishing(Sequence& sequence);
+
+  // block_manager_swap.cpp
+  std::vector<BlockId> held_alone() const;
+  std::vector<BlockId> cpu_blocks() const;
+  std::vector<TokenId> tokens_from(const Sequence& sequence, std::int32_t first) const;
+  std::int64_t num_tokens_in(const Sequence& sequence, std::size_t index) const;
+
+  // block_manager_invariants.cpp
+  void check_published(const Sequence& sequence, const std::string& name) const;
+
+  std::int32_t block_size_;
+  std::int64_t watermark_blocks_;
+  BlockAllocator pool_;
+  BlockAllocator cpu_pool_;
+  std::optional<PrefixCache> cache_;  // none: prefix caching is off
+  SequenceTable sequences_;
+  std::vector<BlockId> evicted_;             // what take_evicted returns; capacity num_blocks
+  std::vector<bool> is_in_evicted_;          // [num_blocks]
+  std::uint64_t last_stamp_ = 0;             // of Sequence::table_stamp
+  mutable std::uint64_t last_mark_ = 0;      // of Sequence::batch_mark
+  mutable std::uint64_t last_version_ = 0;   // of Snapshot::version
+  mutable std::vector<std::int32_t> slots_;  // scratch of the batch calls
+  mutable std::vector<BlockId> blocks_;      // scratch
+  std::int64_t num_tokens_ = 0;              // positions held in pool blocks, each block once
+  std::int64_t num_queries_ = 0;
+  std::int64_t num_hits_ = 0;
+  std::int64_t num_evictions_ = 0;
+  std::int64_t num_copies_ = 0;
+  std::int64_t num_swapped_out_ = 0;
+  std::int64_t num_swapped_in_ = 0;
+};
+
+}  // namespace pagedkv
