@@ -15,6 +15,7 @@
 //   void store(T*, Vec), store_first(T*, Vec, n)                            float8 saturates
 //   a + b, a - b, a * b, a / b, fma(a, b, c) = a * b + c, max, min, abs, sqrt, round
 //   float reduce_add(Vec), reduce_max(Vec)
+//   Vec swap_neighbours(Vec)                          lanes 1, 0, 3, 2, ...
 //   Vec select_less(a, b, x, y) = a < b ? x : y       by lane; false for NaN
 //   Vec scale_exp2(x, n) = x * 2^n                    n integral, -126 <= n <= 127
 #pragma once

@@ -24,6 +24,7 @@ inline Vec sqrt(Vec a) { return {_mm256_sqrt_ps(a.v)}; }
 inline Vec round(Vec a) {
   return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+inline Vec swap_neighbours(Vec a) { return {_mm256_permute_ps(a.v, 0b10110001)}; }
 inline float reduce_add(Vec a) {
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
   half = _mm_add_ps(half, _mm_movehl_ps(half, half));

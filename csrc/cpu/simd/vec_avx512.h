@@ -29,6 +29,7 @@ inline Vec sqrt(Vec a) { return {_mm512_sqrt_ps(a.v)}; }
 inline Vec round(Vec a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+inline Vec swap_neighbours(Vec a) { return {_mm512_permute_ps(a.v, 0b10110001)}; }
 inline float reduce_add(Vec a) { return _mm512_reduce_add_ps(a.v); }
 inline float reduce_max(Vec a) { return _mm512_reduce_max_ps(a.v); }
 inline Vec select_less(Vec a, Vec b, Vec x, Vec y) {

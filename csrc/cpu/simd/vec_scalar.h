@@ -54,6 +54,9 @@ inline Vec sqrt(Vec a) {
 inline Vec round(Vec a) {
   return by_lane([&](int i) { return __builtin_rintf(a.v[i]); });
 }
+inline Vec swap_neighbours(Vec a) {
+  return by_lane([&](int i) { return a.v[i ^ 1]; });
+}
 inline float reduce_add(Vec a) {
   return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
 }
