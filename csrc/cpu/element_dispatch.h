@@ -2,13 +2,15 @@
 // is a generic lambda that takes a value of that type, which it must not read.
 #pragma once
 
-#include <stdexcept>
-#include <string>
-
 #include "cpu/simd/element.h"
 #include "pagedkv/kernels/element_type.h"
 
 namespace pagedkv::cpu {
+
+// Throws std::runtime_error. Not inline, and in a file of its own: the code of std::string must not
+// be compiled for an instruction set that not every processor has.
+[[noreturn]] void throw_no_activation_kernel(ElementType activation);
+[[noreturn]] void throw_no_cache_kernel(ElementType cache, ElementType activation);
 
 // fp32, bf16, fp16.
 template <class F>
@@ -21,8 +23,7 @@ void dispatch_activation_type(ElementType type, const F& f) {
     case ElementType::kFloat16:
       return f(Float16{});
     default:
-      throw std::runtime_error(std::string("no CPU kernel for activations of ") +
-                               element_name(type));
+      throw_no_activation_kernel(type);
   }
 }
 
@@ -37,9 +38,7 @@ void dispatch_cache_types(ElementType activation, ElementType cache, const F& f)
         return f(value, Float8E5M2{});
       default:
         if (cache == activation) return f(value, value);
-        throw std::runtime_error(std::string("no CPU kernel for a cache of ") +
-                                 element_name(cache) + " with activations of " +
-                                 element_name(activation));
+        throw_no_cache_kernel(cache, activation);
     }
   });
 }
