@@ -31,7 +31,11 @@
 #include <immintrin.h>
 #endif
 
-#if defined(PAGEDKV_SIMD_AVX512)
+#if defined(PAGEDKV_SIMD_AVX512_BF16)
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#define PAGEDKV_ISA avx512_bf16
+#include "cpu/simd/vec_avx512.h"
+#elif defined(PAGEDKV_SIMD_AVX512)
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 #define PAGEDKV_ISA avx512
 #include "cpu/simd/vec_avx512.h"
@@ -43,7 +47,7 @@
 #define PAGEDKV_ISA scalar
 #include "cpu/simd/vec_scalar.h"
 #else
-#error "define PAGEDKV_SIMD_SCALAR, PAGEDKV_SIMD_AVX2 or PAGEDKV_SIMD_AVX512 first"
+#error "define PAGEDKV_SIMD_SCALAR, _AVX2, _AVX512 or _AVX512_BF16 first"
 #endif
 
 #include "cpu/simd/vec_math.h"

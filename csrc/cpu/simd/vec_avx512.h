@@ -1,4 +1,5 @@
-// The vector interface of vec.h on AVX-512 (F, BW, DQ, VL): 16 lanes. Included by vec.h only.
+// The vector interface of vec.h on AVX-512 (F, BW, DQ, VL): 16 lanes. Included by vec.h only, for
+// avx512 and again for avx512_bf16.
 #pragma once
 
 // GCC 12's own AVX-512 header passes deliberately undefined registers as pass-through operands,
@@ -6,7 +7,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
-namespace pagedkv::cpu::avx512 {
+namespace pagedkv::cpu::PAGEDKV_ISA {
 
 inline constexpr int kWidth = 16;
 
@@ -152,4 +153,4 @@ inline void store_first(Float8E5M2* p, Vec x, int n) {
   _mm_mask_storeu_epi8(p, first_lanes(n), narrow_float8_e5m2(x));
 }
 
-}  // namespace pagedkv::cpu::avx512
+}  // namespace pagedkv::cpu::PAGEDKV_ISA
