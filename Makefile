@@ -26,7 +26,7 @@ clean:
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install torch==2.13.0 numpy "setuptools>=77" wheel "pybind11>=2.13" ninja "cmake>=3.24"
+	$(BIN)/python -m pip install torch==2.13.0 numpy "setuptools>=77" wheel "pybind11>=3.0" ninja "cmake>=3.24"
 	touch $@
 
 $(STAMP): $(VENV)/.torch $(SOURCES)
