@@ -1,0 +1,50 @@
+"""Paged attention and cache operators, for CPU and CUDA tensors.
+
+Each function here is one operator of `csrc/ops/schemas.cpp`, with its arguments in its order and
+by its names; outputs are arguments. They work under `torch.compile(fullgraph=True)`. The fp32
+oracle of the same signatures is `pagedkv.ops.reference`. Importing this package loads the compiled
+libraries.
+
+Words: a *block* holds the keys and values of `block_size` tokens; the *slot* of a token is
+`block_id * block_size + offset`; a *block table* lists a sequence's blocks in order.
+"""
+
+from __future__ import annotations
+
+from pagedkv.ops.library import load_libraries
+
+load_libraries()
+
+from pagedkv.ops.attention import (  # noqa: E402
+    merge_attention_states,
+    paged_attention,
+    paged_attention_workspace_size,
+)
+from pagedkv.ops.cache import (  # noqa: E402
+    copy_blocks,
+    gather_blocks,
+    reshape_and_cache,
+    swap_blocks,
+)
+from pagedkv.ops.layers import (  # noqa: E402
+    fused_add_rms_norm,
+    gelu_and_mul,
+    rms_norm,
+    rotary_embedding,
+    silu_and_mul,
+)
+
+__all__ = [
+    "copy_blocks",
+    "fused_add_rms_norm",
+    "gather_blocks",
+    "gelu_and_mul",
+    "merge_attention_states",
+    "paged_attention",
+    "paged_attention_workspace_size",
+    "reshape_and_cache",
+    "rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+    "swap_blocks",
+]

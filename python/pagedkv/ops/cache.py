@@ -1,0 +1,183 @@
+"""Moving keys and values: into the paged cache, out of it, between blocks and between pools.
+
+Only thin calls of the registered operators live here: checks and kernels are in `csrc/`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_reshape_and_cache = torch.ops.pagedkv.reshape_and_cache.default
+_gather_blocks = torch.ops.pagedkv.gather_blocks.default
+_copy_blocks = torch.ops.pagedkv.copy_blocks.default
+_swap_blocks = torch.ops.pagedkv.swap_blocks.default
+
+
+def reshape_and_cache(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Write the keys and values of new tokens into their slots of the paged cache.
+
+    Row t goes to slot_mapping[t] = block_id * block_size + offset. Into an fp8 cache goes
+    real / scale, rounded to nearest even; what is too large becomes the largest finite number.
+
+    Args:
+        key, value: [at least num_tokens, num_kv_heads, head_dim], fp32, bf16 or fp16.
+        key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim], any strides with
+            a contiguous last dimension; `key`'s dtype, float8_e4m3fn or float8_e5m2.
+        slot_mapping: [num_tokens] int64, each slot at most once; a negative slot writes nothing.
+        k_scale, v_scale: [1] or [num_kv_heads] fp32, above 0; with an fp8 cache, and only then.
+
+    Returns:
+        Nothing.
+
+    Mutates:
+        key_cache, value_cache.
+
+    Raises:
+        RuntimeError: device, dtype, layout or shape not as above; on the CPU also a slot outside
+            the cache or a scale that is not above 0, before anything is written.
+
+    Example:
+        >>> cache = torch.zeros(2, 1, 2, 1)  # 2 blocks of 2 tokens
+        >>> key = torch.tensor([5.0, 6.0, 7.0]).view(3, 1, 1)
+        >>> reshape_and_cache(key, key, cache, torch.zeros_like(cache), torch.tensor([3, -1, 0]))
+        >>> cache.flatten()  # slot 3 is block 1, offset 1; token 1 is padding
+        tensor([7., 0., 0., 5.])
+
+    Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+    PagedAttention", SOSP 2023, section 4.
+    """
+    _reshape_and_cache(
+        key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale
+    )
+
+
+def gather_blocks(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_start_loc: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Copy the first tokens of sequences out of the paged cache, one sequence after another.
+
+    Row seq_start_loc[i] + j becomes token j of sequence i, as real values (stored * scale).
+
+    Args:
+        key, value: [num_tokens, num_kv_heads, head_dim], fp32, bf16 or fp16.
+        key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim], any strides with
+            a contiguous last dimension; `key`'s dtype, float8_e4m3fn or float8_e5m2.
+        block_tables: [num_seqs, max_num_blocks] int32; entries past a sequence's end are not read.
+        seq_start_loc: [num_seqs + 1] int32, from 0, not decreasing, at most num_tokens at the end.
+        k_scale, v_scale: [1] or [num_kv_heads] fp32; with an fp8 cache, and only then.
+
+    Returns:
+        Nothing.
+
+    Mutates:
+        key, value: the rows below seq_start_loc[-1].
+
+    Raises:
+        RuntimeError: device, dtype, layout or shape not as above; on the CPU also offsets that
+            fall, a table too short or a block id outside the cache.
+
+    Example:
+        >>> cache = torch.arange(6.0).view(3, 1, 2, 1)  # 3 blocks of 2 tokens
+        >>> key = torch.empty(3, 1, 1)
+        >>> tables, start = torch.tensor([[2, 0]]).int(), torch.tensor([0, 3]).int()
+        >>> gather_blocks(key, torch.empty_like(key), cache, cache, tables, start)
+        >>> key.flatten()  # block 2, then the first token of block 0
+        tensor([4., 5., 0.])
+
+    Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+    PagedAttention", SOSP 2023, section 4.
+    """
+    _gather_blocks(
+        key,
+        value,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_start_loc,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+
+
+def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
+    """Copy whole blocks within a pool, in all layers: what a copy-on-write asks for.
+
+    The effect is that of running the pairs one after another.
+
+    Args:
+        kv_cache: [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim], any cache dtype,
+            any strides with a contiguous last dimension.
+        pairs: [num_pairs, 2] int64 on the CPU, rows (source block, destination block).
+
+    Returns:
+        Nothing.
+
+    Mutates:
+        kv_cache: the destination blocks.
+
+    Raises:
+        RuntimeError: device, dtype, layout or shape not as above; a block id outside the pool.
+            Nothing has been copied then.
+
+    Example:
+        >>> pool = torch.arange(3.0).view(1, 1, 3, 1, 1, 1).repeat(1, 2, 1, 1, 1, 1)
+        >>> copy_blocks(pool, torch.tensor([[2, 0]]))
+        >>> pool[0, 0].flatten()
+        tensor([2., 1., 2.])
+
+    Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+    PagedAttention", SOSP 2023, section 4.4.
+    """
+    _copy_blocks(kv_cache, pairs)
+
+
+def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+    """Copy whole blocks from one pool into another one, in all layers: swapping in or out.
+
+    The effect is that of running the pairs one after another.
+
+    Args:
+        source, destination: [num_layers, 2, num_blocks_of_each, num_kv_heads, block_size,
+            head_dim], one dtype, any strides with a contiguous last dimension; on one device, or
+            one on a GPU and the other in (pinned) CPU memory.
+        pairs: [num_pairs, 2] int64 on the CPU, rows (source block, destination block).
+
+    Returns:
+        Nothing.
+
+    Mutates:
+        destination: the destination blocks.
+
+    Raises:
+        RuntimeError: device, dtype, layout or shape not as above; a block id outside its pool.
+            Nothing has been copied then.
+
+    Example:
+        >>> pool = torch.arange(3.0).view(1, 1, 3, 1, 1, 1).repeat(1, 2, 1, 1, 1, 1)
+        >>> swapped = torch.zeros(1, 2, 2, 1, 1, 1)
+        >>> swap_blocks(pool, swapped, torch.tensor([[2, 0], [1, 1]]))
+        >>> swapped[0, 0].flatten()
+        tensor([2., 1.])
+
+    Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+    PagedAttention", SOSP 2023, section 4.5.
+    """
+    _swap_blocks(source, destination, pairs)
