@@ -19,6 +19,7 @@ const KernelTable& kernels() {
     case Isa::kAvx2:
       return avx2::kKernelTable;
     case Isa::kAvx512:
+    case Isa::kAvx512Bf16:
       return avx512::kKernelTable;
 #endif
     default:

@@ -17,6 +17,8 @@ const char* isa_name(Isa isa) {
       return "avx2";
     case Isa::kAvx512:
       return "avx512";
+    case Isa::kAvx512Bf16:
+      return "avx512_bf16";
   }
   throw std::invalid_argument("unknown Isa " + std::to_string(static_cast<int>(isa)));
 }
@@ -31,6 +33,7 @@ std::vector<Isa> available_isas() {
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (avx2 && avx512) found.push_back(Isa::kAvx512);
+  if (avx2 && avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(Isa::kAvx512Bf16);
 #endif
   return found;
 }
