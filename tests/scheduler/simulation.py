@@ -1,5 +1,5 @@
-"""A fake model for the scheduler: its K/V of a token is the token's id, and the next token is a hash
-of the whole context as read back through the block tables. One wrong block, slot or position
+"""A fake model for the scheduler: its K/V of a token is the token's id, and the next token is a
+hash of the whole context as read back through the block tables. One wrong block, slot or position
 changes the answer.
 
 `Simulation` drives scheduler and manager as the engine does and checks every invariant it can after
@@ -114,8 +114,10 @@ class Simulation:
             self._check_step(step)
         return step
 
-    def run(self, step: ScheduledStep, *, writes_garbage: bool = False) -> np.ndarray:
-        """The model's step: write this step's tokens, then read every sampled row's context."""
+    def run(self, step: ScheduledStep, *, bad_rows: np.ndarray | None = None) -> np.ndarray:
+        """The model's step: write this step's tokens, then read every sampled row's context. What
+        bad_rows write is garbage.
+        """
         free = self.manager.states() == BlockState.FREE.value
         self.cache[free] = NOTHING
         num_tokens = self.tables.write(
@@ -136,7 +138,10 @@ class Simulation:
         token_ids = self.scheduler.slots.token_ids[slots, self.positions[:num_tokens]]
         places = self.slot_mapping[:num_tokens]
         assert np.unique(places).size == num_tokens, "two tokens share a slot"
-        self.cache.reshape(-1)[places] = GARBAGE if writes_garbage else token_ids
+        self.cache.reshape(-1)[places] = token_ids
+        if bad_rows is not None:
+            is_bad = np.repeat(np.isin(np.arange(step.slots.size), bad_rows), step.query_lens)
+            self.cache.reshape(-1)[places[is_bad]] = GARBAGE
         return np.array([self._sample(step, row) for row in step.sample_rows], dtype=np.int64)
 
     def update(

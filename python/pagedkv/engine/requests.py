@@ -75,7 +75,8 @@ class RequestBuilder:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise ValueError(f"request {request_id!r}: a prompt as text needs a tokenizer")
-            ids = np.asarray(self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+            encoded = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            ids = np.asarray(encoded)
         else:
             ids = np.asarray(prompt)
         if ids.size == 0:
@@ -103,7 +104,7 @@ class RequestBuilder:
             raise ValueError(
                 f"request {request_id!r}: the prompt has {prompt_len} tokens and max_tokens is "
                 f"{requested}, but max_model_len is {self._max_model_len}, prompt and answer "
-                f"together: shorten the prompt to {self._max_model_len - 1} tokens at most or raise "
+                f"together: shorten the prompt to {self._max_model_len - 1} tokens or raise "
                 "max_model_len"
             )
         if params.max_tokens is not None:

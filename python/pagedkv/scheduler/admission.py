@@ -55,7 +55,9 @@ class Admission:
         return int(((known + size - 1) // size - (computed + size - 1) // size).sum())
 
     def has_room(self, entry: Entry, promised: int) -> bool:
-        """Whether the head of the queue may start beside the running sequences now."""
+        """Whether the head of the queue may start now. Alone in the pool it always may: it fits, as
+        check has shown, and the watermark counts only beside others.
+        """
         available = self._manager.num_allocatable_blocks
         if self._blocked is not None:
             blocked, then_available = self._blocked

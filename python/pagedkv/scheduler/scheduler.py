@@ -242,9 +242,7 @@ class Scheduler:
         promised = self._admission.promised_blocks(table, self._order)
         while self._waiting and table.num_free and budget > 0:
             entry = self._waiting[0]
-            # Alone in the pool it need not wait: it fits, as was shown when it came, and the
-            # watermark would protect nobody.
-            if self._order.size and not self._admission.has_room(entry, promised):
+            if not self._admission.has_room(entry, promised):
                 break
             self._waiting.popleft()
             cached = manager.allocate(entry.seq_id, entry.token_ids, max_new_tokens=budget)

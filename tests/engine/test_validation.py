@@ -1,0 +1,86 @@
+"""Bad requests: each refused with what is wrong, before anything is queued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_engine import GREEDY, answer, make_engine, run
+
+from pagedkv.config import CacheConfig
+from pagedkv.kv_cache import CacheShape, num_blocks_for
+from pagedkv.sampling_params import SamplingParams
+
+BAD_REQUESTS: dict[str, tuple[Any, Any, str]] = {
+    "empty text": ("", GREEDY, "the prompt is empty"),
+    "empty ids": ([], GREEDY, "the prompt is empty"),
+    "empty array": (np.zeros(0, dtype=np.int32), GREEDY, "the prompt is empty"),
+    "as long as the context": ("p" * 64, GREEDY, "has 64 tokens and max_tokens is 24, but max_mod"),
+    "over the context": ("p" * 74, SamplingParams(max_tokens=None), "has 74 tokens .* is any, but"),
+    "id one too high": ([1, 260], GREEDY, r"token id 260 at position 1 .* \(0 to 259\)"),
+    "huge id": ([2**40], GREEDY, "token id 1099511627776 at position 0"),
+    "negative id": ([5, -1], GREEDY, "token id -1 at position 1"),
+    "floats": ([1.0, 2.0], GREEDY, "flat list of integer token ids, got list of float64"),
+    "nested": ([[1, 2], [3, 4]], GREEDY, r"flat list .* shape \(2, 2\)"),
+    "no params": ("hi", None, "sampling_params must be a SamplingParams, got None"),
+    "stop id": ("hi", SamplingParams(stop_token_ids=[260]), "stop_token_ids has 260, outside"),
+    "never fits": ("p" * 30, SamplingParams(max_tokens=20), "need 13 blocks of 4 .* pool has 12"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REQUESTS)
+def test_a_bad_request_is_refused_and_nothing_is_queued(tokenizer_folder: Path, name: str) -> None:
+    prompt, params, message = BAD_REQUESTS[name]
+    engine = make_engine(
+        tokenizer_folder, max_model_len=64, block_size=4, num_gpu_blocks_override=12
+    )
+    engine.add_request("good", "hello", GREEDY)
+    with pytest.raises((ValueError, TypeError), match=message):
+        engine.add_request("bad", prompt, params)
+    assert engine.num_waiting == 1
+    outputs, _ = run(engine)
+    assert outputs.keys() == {"good"}
+    assert outputs["good"].outputs == answer(tokenizer_folder, "hello", GREEDY).outputs
+
+
+def test_what_just_fits_the_pool_runs(tokenizer_folder: Path) -> None:
+    # 30 + 19 - 1 tokens are written: exactly 12 blocks of 4.
+    params = SamplingParams(temperature=0, max_tokens=19, ignore_eos=True)
+    output = answer(
+        tokenizer_folder, "p" * 30, params, block_size=4, num_gpu_blocks_override=12, watermark=0.5
+    )
+    assert len(output.outputs[0].token_ids) == 19
+
+
+def test_a_name_in_use_is_refused_until_it_is_free(tokenizer_folder: Path) -> None:
+    engine = make_engine(tokenizer_folder)
+    engine.add_request("a", "hello", GREEDY)
+    with pytest.raises(ValueError, match="request id 'a' is in use"):
+        engine.add_request("a", "other", GREEDY)
+    run(engine)
+    engine.add_request("a", "other", GREEDY)
+    run(engine)
+
+
+SHAPE = CacheShape(num_layers=3, num_kv_heads=2, head_dim=8, dtype=torch.float16)
+
+
+def test_the_pool_is_sized_by_blocks_by_bytes_or_by_what_can_be_used() -> None:
+    bytes_per_block = 2 * 3 * 2 * 8 * 2 * 16
+    assert SHAPE.bytes_per_token * 16 == bytes_per_block
+
+    def blocks(**options: Any) -> int:
+        config = CacheConfig(**options)
+        return num_blocks_for(config, SHAPE, max_num_seqs=4, max_model_len=100)
+
+    assert blocks(num_gpu_blocks_override=77) == 77
+    assert blocks(kv_cache_memory_bytes=10 * bytes_per_block + 1) == 10
+    assert blocks() == 4 * 7
+    big = CacheShape(num_layers=64, num_kv_heads=8, head_dim=128, dtype=SHAPE.dtype)
+    limited = num_blocks_for(CacheConfig(), big, max_num_seqs=256, max_model_len=8192)
+    assert limited == 2**30 // (big.bytes_per_token * 16)
+    with pytest.raises(ValueError, match=f"one block of 16 tokens takes {bytes_per_block} bytes"):
+        blocks(kv_cache_memory_bytes=bytes_per_block - 1)
