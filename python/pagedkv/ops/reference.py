@@ -178,15 +178,18 @@ def merge_attention_states(
     out: Tensor, lse: Tensor | None, out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
 ) -> None:
     """See `pagedkv.ops.merge_attention_states`."""
-    merged_lse = torch.logaddexp(lse_a, lse_b)
-    merged = torch.zeros_like(out, dtype=torch.float32)
+    largest = torch.maximum(lse_a, lse_b)
+    total = torch.zeros_like(largest)
+    weighted = torch.zeros_like(out, dtype=torch.float32)
     for side, side_lse in ((out_a, lse_a), (out_b, lse_b)):
         empty = side_lse == -math.inf
-        weight = torch.exp(side_lse - merged_lse).unsqueeze(-1)
-        merged += torch.where(empty.unsqueeze(-1), 0.0, weight * side.float())
-    out.copy_(merged)
+        weight = torch.where(empty, 0.0, torch.exp(side_lse - largest))
+        total += weight
+        weighted += torch.where(empty.unsqueeze(-1), 0.0, weight.unsqueeze(-1) * side.float())
+    both_empty = total == 0
+    out.copy_(weighted / torch.where(both_empty, 1.0, total).unsqueeze(-1))
     if lse is not None:
-        lse.copy_(merged_lse)
+        lse.copy_(torch.where(both_empty, -math.inf, largest + torch.log(total)))
 
 
 def rms_norm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float) -> None:
