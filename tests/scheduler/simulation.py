@@ -51,6 +51,11 @@ def make_request(
     )
 
 
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """A random prompt, the same for the same seed."""
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
 @dataclass
 class Simulation:
     """One manager, one scheduler, one fake cache, and all that has ended so far."""
