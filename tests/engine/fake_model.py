@@ -124,6 +124,7 @@ def load_fake(folder: Path, config: EngineConfig, *, ascii_only: bool = True) ->
     return LoadedModel(
         model=FakeModel(config.cache.block_size, ascii_only=ascii_only),
         tokenizer=load_tokenizer(folder),
+        eos_token_ids=frozenset([EOS_ID]),
         cache_shape=CacheShape(1, 1, 1, torch.float32),
         vocab_size=VOCAB,
         sampled_vocab_size=VOCAB - 2,

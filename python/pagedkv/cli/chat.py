@@ -93,11 +93,12 @@ class Conversation:
             request = self._engine.make_request(
                 name, prompt, self._params, add_special_tokens=False
             )
-        except ValueError as error:
-            print(f"pagedkv: error: {error} (/clear starts afresh)", file=sys.stderr)
+        except ValueError as refusal:
+            print(f"pagedkv: error: {refusal} (/clear starts afresh)", file=sys.stderr)
             return False
         self._engine.add(request, stream=True)
-        error, answer = None, ""
+        error: str | None = None
+        answer = ""
         try:
             while self._engine.has_work:
                 result = self._engine.step()

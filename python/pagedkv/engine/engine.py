@@ -73,6 +73,7 @@ class Engine:
         )
         self._requests = RequestBuilder(
             loaded.tokenizer,
+            eos_token_ids=loaded.eos_token_ids,
             vocab_size=loaded.vocab_size,
             max_model_len=loaded.max_model_len,
             num_cache_tokens=num_blocks * block_size,

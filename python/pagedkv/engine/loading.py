@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,7 @@ class LoadedModel:
 
     model: Model
     tokenizer: Tokenizer | None
+    eos_token_ids: frozenset[int]
     cache_shape: CacheShape
     vocab_size: int
     sampled_vocab_size: int
@@ -39,30 +41,32 @@ def load(config: EngineConfig) -> LoadedModel:
     """Open the checkpoint that config names and load it.
 
     Raises:
-        ValueError: max_model_len above what the model allows, or a dtype that is not supported.
+        ValueError: no such model, malformed files, an architecture or dtype that is not supported,
+            or max_model_len above what the model allows.
     """
     checkpoint = open_checkpoint(config.model)
     dtype = resolve_dtype(config.dtype, checkpoint.config)
-    tokenizer = load_tokenizer(checkpoint.path)
-    model = load_model(checkpoint.config, checkpoint.tensors(), dtype=dtype, device="cpu")
+    tokenizer = load_tokenizer(checkpoint.tokenizer_source)
+    model = load_model(
+        checkpoint.config,
+        checkpoint.tensors(),
+        dtype=dtype,
+        device="cpu",
+        max_model_len=config.max_model_len,
+    )
     shape = model.config
-    limit = shape.max_position_embeddings
-    max_model_len = limit if config.max_model_len is None else config.max_model_len
-    if max_model_len > limit:
-        raise ValueError(
-            f"max_model_len is {max_model_len}, but the model has positions for {limit} tokens"
-        )
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
+        eos_token_ids=tokenizer.eos_token_ids | named_eos(checkpoint.generation_config),
         cache_shape=CacheShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype),
         vocab_size=shape.vocab_size,
         sampled_vocab_size=min(shape.vocab_size, tokenizer.vocab_size),
-        max_model_len=max_model_len,
+        max_model_len=config.max_model_len or shape.max_position_embeddings,
     )
 
 
-def resolve_dtype(option: str, checkpoint_config: dict[str, object]) -> torch.dtype:
+def resolve_dtype(option: str, checkpoint_config: Mapping[str, object]) -> torch.dtype:
     """The dtype to compute in. auto: the checkpoint's, or float32 (logged) if it names none.
 
     Raises:
@@ -81,3 +85,16 @@ def resolve_dtype(option: str, checkpoint_config: dict[str, object]) -> torch.dt
             "choose one of them with the option dtype"
         )
     return _DTYPES[name]
+
+
+def named_eos(generation_config: Mapping[str, object]) -> frozenset[int]:
+    """The end-of-sequence ids that a generation_config.json names: one, several or none.
+
+    Raises:
+        ValueError: it names something else.
+    """
+    named = generation_config.get("eos_token_id")
+    ids = [] if named is None else named if isinstance(named, list) else [named]
+    if not all(type(one) is int and one >= 0 for one in ids):
+        raise ValueError(f"generation_config: eos_token_id must be ids of tokens, got {named!r}")
+    return frozenset(ids)

@@ -92,7 +92,8 @@ class OutputProcessor:
         """The output of a request that left the scheduler, and what it adds to a stream."""
         request = finished.request
         token_ids = finished.token_ids.tolist()
-        reason, stop_reason = finished.reason, self._stop_token(finished)
+        reason = finished.reason
+        stop_reason: str | int | None = self._stop_token(finished)
         state = self._watched.pop(request.request_id, None)
         delta = None
         if state is None:

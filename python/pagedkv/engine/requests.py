@@ -25,12 +25,14 @@ class RequestBuilder:
         self,
         tokenizer: Tokenizer | None,
         *,
+        eos_token_ids: frozenset[int],
         vocab_size: int,
         max_model_len: int,
         num_cache_tokens: int,
         seed: int | None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._num_cache_tokens = num_cache_tokens
@@ -57,8 +59,8 @@ class RequestBuilder:
         if params.stop and self._tokenizer is None:
             raise ValueError(f"request {request_id!r}: stop strings need a tokenizer")
         stop_ids = set(params.stop_token_ids)
-        if not params.ignore_eos and self._tokenizer is not None:
-            stop_ids |= self._tokenizer.eos_token_ids
+        if not params.ignore_eos:
+            stop_ids |= self._eos_token_ids
         return Request(
             request_id=request_id,
             prompt_token_ids=token_ids,

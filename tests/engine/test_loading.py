@@ -1,0 +1,53 @@
+"""What an engine takes from a checkpoint's configuration files."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from pagedkv.engine.loading import named_eos, resolve_dtype
+
+
+@pytest.mark.parametrize(
+    ("option", "config", "dtype"),
+    [
+        ("auto", {"torch_dtype": "bfloat16"}, torch.bfloat16),
+        ("auto", {"dtype": "float16"}, torch.float16),
+        ("auto", {"torch_dtype": "torch.float32"}, torch.float32),
+        ("auto", {"torch_dtype": torch.bfloat16}, torch.bfloat16),
+        ("float32", {"torch_dtype": "bfloat16"}, torch.float32),
+        ("bfloat16", {"torch_dtype": "junk"}, torch.bfloat16),
+    ],
+)
+def test_the_dtype_is_the_option_or_the_checkpoints(
+    option: str, config: dict[str, Any], dtype: torch.dtype
+) -> None:
+    assert resolve_dtype(option, config) == dtype
+
+
+@pytest.mark.parametrize("config", [{}, {"torch_dtype": None}])
+def test_without_a_dtype_float32_is_used_and_logged(
+    config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert resolve_dtype("auto", config) == torch.float32
+    assert "names no dtype; using float32" in caplog.text
+
+
+@pytest.mark.parametrize("named", ["int8", "float64", 7, ["float32"]])
+def test_a_junk_dtype_is_refused(named: Any) -> None:
+    with pytest.raises(ValueError, match="supported are float32, bfloat16, float16"):
+        resolve_dtype("auto", {"torch_dtype": named})
+
+
+def test_generation_config_may_name_one_end_token_several_or_none() -> None:
+    assert named_eos({}) == frozenset()
+    assert named_eos({"eos_token_id": None}) == frozenset()
+    assert named_eos({"eos_token_id": 7}) == {7}
+    assert named_eos({"eos_token_id": [0, 9]}) == {0, 9}
+    for junk in ("7", [1, None], -1, True, 1.5):
+        with pytest.raises(ValueError, match="eos_token_id must be ids of tokens"):
+            named_eos({"eos_token_id": junk})
