@@ -1,0 +1,12 @@
+"""Models: forward passes of known architectures over the paged cache, and their loading.
+
+A model takes tensors and gives tensors; it never sees a request. Checkpoint files are opened by
+pagedkv.weights.
+"""
+
+from pagedkv.models.config import ModelConfig
+from pagedkv.models.loading import load_model
+from pagedkv.models.metadata import AttentionMetadata
+from pagedkv.models.registry import FAMILIES, CausalLM
+
+__all__ = ["FAMILIES", "AttentionMetadata", "CausalLM", "ModelConfig", "load_model"]

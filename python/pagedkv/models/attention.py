@@ -1,0 +1,76 @@
+"""Self-attention over the paged cache: projections, rotary embedding, cache write, attention."""
+
+from __future__ import annotations
+
+import torch
+
+from pagedkv import ops
+from pagedkv.models.config import ModelConfig
+from pagedkv.models.layers import projection
+from pagedkv.models.metadata import AttentionMetadata
+from pagedkv.models.parameters import Parameters, Piece, Split
+
+
+class Attention:
+    """Grouped-query attention; query head h reads KV head h // (num_heads / num_kv_heads).
+
+    cos_sin_table: fp32 [max_model_len, rotary_dim], shared by all layers.
+    """
+
+    __slots__ = ("_heads", "_output", "_qkv", "_scale", "_shape", "_table")
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        name: str,
+        config: ModelConfig,
+        cos_sin_table: torch.Tensor,
+    ) -> None:
+        hidden, dim = config.hidden_size, config.head_dim
+        query_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
+        self._table = cos_sin_table
+        self._scale = dim**-0.5
+        self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        self._shape = (-1, config.num_heads + 2 * config.num_kv_heads, dim)
+        self._qkv = projection(
+            parameters,
+            (
+                Piece(f"{name}.q_proj", (query_size, hidden), Split.COLUMN, unit=dim),
+                Piece(f"{name}.k_proj", (kv_size, hidden), Split.KV_HEADS, unit=dim),
+                Piece(f"{name}.v_proj", (kv_size, hidden), Split.KV_HEADS, unit=dim),
+            ),
+            has_bias=config.attention_bias,
+        )
+        self._output = projection(
+            parameters,
+            (Piece(f"{name}.o_proj", (hidden, query_size), Split.ROW, unit=dim),),
+            has_bias=config.attention_bias,
+        )
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        attn_metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape. Mutates kv_cache: this step's slots."""
+        query, key, value = torch.split(self._qkv(x).view(self._shape), self._heads, 1)
+        key_cache, value_cache = kv_cache
+        ops.rotary_embedding(positions, query, key, self._table)
+        ops.reshape_and_cache(key, value, key_cache, value_cache, attn_metadata.slot_mapping)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        ops.paged_attention(
+            out,
+            None,
+            query,
+            key_cache,
+            value_cache,
+            attn_metadata.block_tables,
+            attn_metadata.seq_lens,
+            attn_metadata.query_start_loc,
+            max_query_len=attn_metadata.max_query_len,
+            scale=self._scale,
+            prefix_groups=attn_metadata.prefix_groups,
+        )
+        return self._output(out.flatten(1))

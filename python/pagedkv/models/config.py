@@ -1,0 +1,119 @@
+"""ModelConfig: what a model is made of, read once from Hugging Face's config.json and checked.
+
+ConfigReader reads and checks single values; each architecture's file says which ones it wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pagedkv.models.rope import RopeConfig
+
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+# Far above any real model; keeps a corrupt file from becoming a huge loop or allocation.
+_MAX_SIZE = 2**31 - 1
+_MAX_LAYERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes and choices of one model. Sizes count elements, heads, layers or tokens.
+
+    max_position_embeddings is what the checkpoint states; longest_context how far its rotary
+    scaling reaches, if that is further.
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    hidden_act: str
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_attention_heads is {self.num_heads}, not a multiple of "
+                f"num_key_value_heads, which is {self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; rotary embedding needs an even one")
+        if self.num_layers > _MAX_LAYERS:
+            raise ValueError(f"num_hidden_layers is {self.num_layers}, more than {_MAX_LAYERS}")
+
+    @property
+    def longest_context(self) -> int:
+        """The largest max_model_len that load_model accepts."""
+        return max(self.max_position_embeddings, self.rope.scaled_context)
+
+    @staticmethod
+    def from_dict(config: Mapping[str, object]) -> ModelConfig:
+        """Read a config.json.
+
+        Raises:
+            ValueError: the architecture is not supported, or a value is missing or out of range.
+        """
+        # The registry knows the architectures, and they know this class.
+        from pagedkv.models.registry import family_of
+
+        return family_of(config).read_config(config)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigReader:
+    """Reads values of a config.json by name; null counts as absent."""
+
+    values: Mapping[str, object]
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number from 1 up."""
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ValueError(f"config: {key} is missing")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_SIZE:
+            raise ValueError(
+                f"config: {key} is {value!r}, not a whole number from 1 to {_MAX_SIZE}"
+            )
+        return value
+
+    def positive(self, key: str, default: float) -> float:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise ValueError(f"config: {key} is {value!r}, not a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ValueError(f"config: {key} is {value!r}, neither true nor false")
+        return value
+
+    def activation(self, key: str) -> str:
+        value = self.values.get(key)
+        if value is None:
+            return ACTIVATIONS[0]
+        if value not in ACTIVATIONS:
+            raise ValueError(f"config: {key} is {value!r}; supported are {', '.join(ACTIVATIONS)}")
+        return str(value)
+
+    def refuse(self, key: str, allowed: tuple[object, ...], why: str) -> None:
+        """Raise unless the value of key is absent or allowed."""
+        value = self.values.get(key)
+        if value is not None and value not in allowed:
+            raise ValueError(f"config: {key} is {value!r}, {why}")

@@ -1,0 +1,129 @@
+"""Layers that models are put together from: norm, embedding, gated feed-forward, and the parameters
+of their projections. Attention has a file of its own.
+
+Layers are plain objects, not torch modules: a step of a small model on a CPU is a few hundred
+calls, and each costs as little Python as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from pagedkv import ops
+from pagedkv.models.config import ModelConfig
+from pagedkv.models.linear import Linear
+from pagedkv.models.parameters import Parameter, Parameters, Piece, Split
+
+
+class RMSNorm:
+    """x / sqrt(mean(x ** 2) + epsilon) * weight, over the last dimension."""
+
+    __slots__ = ("_epsilon", "_weight")
+
+    def __init__(self, parameters: Parameters, name: str, size: int, epsilon: float) -> None:
+        weight = parameters.add(Piece(f"{name}.weight", (size,)))
+        self._epsilon = epsilon
+
+        def prepare() -> None:
+            self._weight = weight.take()
+
+        parameters.when_loaded(prepare)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        ops.rms_norm(out, x, self._weight, self._epsilon)
+        return out
+
+    def add_(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+        """residual <- residual + x; x <- norm(residual)."""
+        ops.fused_add_rms_norm(x, residual, self._weight, self._epsilon)
+
+
+class Embedding:
+    """Rows of a table [vocab_size, hidden_size] by token id."""
+
+    __slots__ = ("_table", "weight")
+
+    def __init__(self, parameters: Parameters, name: str, vocab_size: int, size: int) -> None:
+        self.weight = parameters.add(Piece(f"{name}.weight", (vocab_size, size), Split.VOCABULARY))
+
+        def prepare() -> None:
+            self._table = self.weight.data
+
+        parameters.when_loaded(prepare)
+
+    def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(input_ids, self._table)
+
+
+def projection(parameters: Parameters, pieces: tuple[Piece, ...], *, has_bias: bool) -> Linear:
+    """A product with the weights of pieces below each other, with or without their biases.
+
+    A bias is divided like the weight's rows; that of a ROW split, whose parts are summed over the
+    ranks, is whole.
+    """
+
+    def bias_of(piece: Piece) -> Piece:
+        split = Split.WHOLE if piece.split is Split.ROW else piece.split
+        return Piece(f"{piece.name}.bias", piece.shape[:1], split, piece.unit)
+
+    weight = parameters.add(
+        *(Piece(f"{one.name}.weight", one.shape, one.split, one.unit) for one in pieces)
+    )
+    bias: Parameter | None = None
+    if has_bias:
+        bias = parameters.add(*(bias_of(one) for one in pieces))
+    return Linear(parameters, weight, bias)
+
+
+def _silu_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
+    ops.silu_and_mul(out, x)
+
+
+def _gelu_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
+    ops.gelu_and_mul(out, x, "none")
+
+
+def _gelu_tanh_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
+    ops.gelu_and_mul(out, x, "tanh")
+
+
+# By ModelConfig.hidden_act.
+_GATES: dict[str, Callable[[torch.Tensor, torch.Tensor], None]] = {
+    "silu": _silu_and_mul,
+    "gelu": _gelu_and_mul,
+    "gelu_pytorch_tanh": _gelu_tanh_and_mul,
+}
+
+
+class GatedMLP:
+    """down(act(gate(x)) * up(x)), with gate and up in one product."""
+
+    __slots__ = ("_down", "_gate", "_gate_up", "_size")
+
+    def __init__(self, parameters: Parameters, name: str, config: ModelConfig) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self._size = inner
+        self._gate = _GATES[config.hidden_act]
+        self._gate_up = projection(
+            parameters,
+            (
+                Piece(f"{name}.gate_proj", (inner, hidden), Split.COLUMN),
+                Piece(f"{name}.up_proj", (inner, hidden), Split.COLUMN),
+            ),
+            has_bias=config.mlp_bias,
+        )
+        self._down = projection(
+            parameters,
+            (Piece(f"{name}.down_proj", (hidden, inner), Split.ROW),),
+            has_bias=config.mlp_bias,
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape."""
+        inner = x.new_empty(x.shape[0], self._size)
+        self._gate(inner, self._gate_up(x))
+        return self._down(inner)

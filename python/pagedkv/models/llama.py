@@ -1,0 +1,137 @@
+"""Llama 1 to 3.x, SmolLM and others of its shape (`LlamaForCausalLM`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+from pagedkv.models.attention import Attention
+from pagedkv.models.config import ConfigReader, ModelConfig
+from pagedkv.models.layers import Embedding, GatedMLP, RMSNorm
+from pagedkv.models.linear import Linear
+from pagedkv.models.metadata import AttentionMetadata
+from pagedkv.models.parameters import Parameters, Piece, Split
+from pagedkv.models.rope import cos_sin_table, read_rope
+
+
+def read_config(values: Mapping[str, object]) -> ModelConfig:
+    """A Llama's config.json. Raises ValueError for what is missing, wrong or not supported."""
+    read = ConfigReader(values)
+    hidden_size, num_heads = read.size("hidden_size"), read.size("num_attention_heads")
+    if values.get("head_dim") is None and hidden_size % num_heads:
+        raise ValueError(
+            f"config: hidden_size is {hidden_size}, not a multiple of num_attention_heads, "
+            f"which is {num_heads}, and there is no head_dim"
+        )
+    head_dim = read.size("head_dim", hidden_size // num_heads or 1)
+    max_len = read.size("max_position_embeddings", 2048)
+    rope = read_rope(values, head_dim=head_dim, max_len=max_len)
+    if rope.rotary_dim != head_dim:
+        raise ValueError(
+            f"config: rotary embedding of {rope.rotary_dim} of {head_dim} elements of a head "
+            "is not supported for Llama"
+        )
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        num_layers=read.size("num_hidden_layers"),
+        hidden_size=hidden_size,
+        intermediate_size=read.size("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=read.size("num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        vocab_size=read.size("vocab_size"),
+        max_position_embeddings=max_len,
+        rms_norm_eps=read.positive("rms_norm_eps", 1e-6),
+        hidden_act=read.activation("hidden_act"),
+        rope=rope,
+        tie_word_embeddings=read.flag("tie_word_embeddings", False),
+        attention_bias=read.flag("attention_bias", False),
+        mlp_bias=read.flag("mlp_bias", False),
+    )
+
+
+class LlamaLayer:
+    """x <- x + attention(norm(x)); x <- x + mlp(norm(x)), the sum kept apart as the residual."""
+
+    __slots__ = ("_attention", "_mlp", "attention_norm", "mlp_norm")
+
+    def __init__(
+        self, parameters: Parameters, name: str, config: ModelConfig, table: torch.Tensor
+    ) -> None:
+        size, epsilon = config.hidden_size, config.rms_norm_eps
+        self.attention_norm = RMSNorm(parameters, f"{name}.input_layernorm", size, epsilon)
+        self._attention = Attention(parameters, f"{name}.self_attn", config, table)
+        self.mlp_norm = RMSNorm(parameters, f"{name}.post_attention_layernorm", size, epsilon)
+        self._mlp = GatedMLP(parameters, f"{name}.mlp", config)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        attn_metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Takes the normed x and the sum so far; returns what is to be added to it next."""
+        x = self._attention(x, positions, kv_cache, attn_metadata)
+        self.mlp_norm.add_(x, residual)
+        return self._mlp(x)
+
+
+class LlamaForCausalLM:
+    """The whole model: hidden states of a step, and logits of chosen ones."""
+
+    # Buffers that old checkpoints carry; they are computed here.
+    derived = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+    def __init__(self, config: ModelConfig, parameters: Parameters, max_model_len: int) -> None:
+        self.config = config
+        table = cos_sin_table(config.rope, max_model_len, parameters.device)
+        self._embed = Embedding(
+            parameters, "model.embed_tokens", config.vocab_size, config.hidden_size
+        )
+        self._layers = [
+            LlamaLayer(parameters, f"model.layers.{index}", config, table)
+            for index in range(config.num_layers)
+        ]
+        self._norm = RMSNorm(parameters, "model.norm", config.hidden_size, config.rms_norm_eps)
+        if config.tie_word_embeddings:
+            self.tied = {"lm_head.weight": self._embed.weight}
+            head = self._embed.weight
+        else:
+            self.tied = {}
+            shape = (config.vocab_size, config.hidden_size)
+            head = parameters.add(Piece("lm_head.weight", shape, Split.VOCABULARY))
+        self._head = Linear(parameters, head, shares_weight=config.tie_word_embeddings)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
+        attn_metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden_size] of one step.
+
+        Args:
+            input_ids, positions: int64 [num_tokens].
+            kv_caches: (key_cache, value_cache) of each layer.
+
+        Mutates:
+            kv_caches: the slots of this step's tokens.
+        """
+        residual = self._embed(input_ids)
+        x = self._layers[0].attention_norm(residual)
+        norms = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
+        for layer, next_norm, kv_cache in zip(self._layers, norms, kv_caches, strict=True):
+            x = layer(x, residual, positions, kv_cache, attn_metadata)
+            next_norm.add_(x, residual)
+        return x
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [n, hidden_size] -> logits [n, vocab_size]."""
+        return self._head(hidden)

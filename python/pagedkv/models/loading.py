@@ -1,0 +1,113 @@
+"""load_model: from a configuration and a stream of tensors to a model, strictly.
+
+Every tensor of the checkpoint is used, known to be derived, or an error that names it; every
+parameter is filled, or an error names the tensors that it lacks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from pagedkv.models.config import ModelConfig
+from pagedkv.models.parameters import Parameter, Parameters
+from pagedkv.models.registry import CausalLM, family_of
+
+logger = logging.getLogger(__name__)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SHOWN = 10
+
+
+@torch.inference_mode()
+def load_model(
+    config: Mapping[str, object],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_model_len: int | None = None,
+) -> CausalLM:
+    """Build the model that config describes from a checkpoint's tensors.
+
+    Args:
+        config: a config.json. tensors: (Hugging Face name, tensor), in any order.
+        dtype: of weights and activations; float32, bfloat16 or float16.
+        max_model_len: tokens of the longest sequence, at most ModelConfig.longest_context;
+            max_position_embeddings if None. Rotary scaling of the kinds dynamic and longrope
+            depends on it.
+
+    Raises:
+        ValueError: an unsupported architecture, dtype or length; or tensors that are missing, not
+            known, or of another shape, all of them named.
+    """
+    family = family_of(config)
+    shape = family.read_config(config)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype}; supported are {', '.join(map(str, DTYPES))}")
+    parameters = Parameters(dtype=dtype, device=torch.device(device), rank=0, num_ranks=1)
+    model = family.build(shape, parameters, _max_model_len(shape, max_model_len))
+    _load(model, parameters, tensors)
+    parameters.finish()
+    return model
+
+
+def _max_model_len(config: ModelConfig, wanted: int | None) -> int:
+    if wanted is None:
+        return config.max_position_embeddings
+    if not 1 <= wanted <= config.longest_context:
+        raise ValueError(
+            f"max_model_len is {wanted}, but the model allows 1 to {config.longest_context}"
+        )
+    return wanted
+
+
+def _load(
+    model: CausalLM, parameters: Parameters, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> None:
+    unexpected, wrong = [], []
+    tied: list[tuple[str, torch.Tensor, Parameter]] = []
+    for name, tensor in tensors:
+        parameter = parameters.find(name)
+        if parameter is not None:
+            try:
+                parameter.load(name, tensor)
+            except ValueError as error:
+                wrong.append((name, str(error)))
+        elif name in model.tied:
+            tied.append((name, tensor, model.tied[name]))
+        elif not model.derived.fullmatch(name):
+            unexpected.append(name)
+    refused = {name for name, _ in wrong}
+    missing = [name for name in parameters.missing if name not in refused]
+    problems = [
+        f"{what} ({len(names)}): {_some(names)}"
+        for what, names in (
+            ("missing tensors", missing),
+            ("unexpected tensors", sorted(unexpected)),
+            ("unfit tensors", sorted(reason for _, reason in wrong)),
+        )
+        if names
+    ]
+    if problems:
+        raise ValueError(
+            f"the checkpoint does not fit {model.config.architecture}: {'; '.join(problems)}"
+        )
+    for name, tensor, parameter in tied:
+        _compare_tied(name, tensor, parameter)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
+
+
+def _compare_tied(name: str, tensor: torch.Tensor, parameter: Parameter) -> None:
+    used = parameter.data
+    if tensor.shape != used.shape or not torch.equal(tensor.to(used), used):
+        logger.warning(
+            "the checkpoint holds %s with other values than the embedding; it is not used, "
+            "because the configuration ties the two",
+            name,
+        )

@@ -1,0 +1,28 @@
+"""AttentionMetadata: where one step's tokens stand in their sequences and in the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionMetadata:
+    """One step of num_seqs sequences with num_tokens tokens together, decode rows and prefill
+    chunks alike.
+
+    block_tables: int32 [num_seqs, max_num_blocks]; only the first ceil(seq_len / block_size)
+    entries of a row are read. seq_lens: int32 [num_seqs], this step's tokens included.
+    query_start_loc: int32 [num_seqs + 1], sequence s has the tokens query_start_loc[s] ..
+    query_start_loc[s + 1]. slot_mapping: int64 [num_tokens], slot = block_id * block_size + offset,
+    -1 writes nothing. max_query_len: the most tokens of any sequence. prefix_groups: int32
+    [num_groups, 3], as pagedkv.ops.paged_attention has it, or None.
+    """
+
+    block_tables: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    slot_mapping: torch.Tensor
+    max_query_len: int
+    prefix_groups: torch.Tensor | None = None

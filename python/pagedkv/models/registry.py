@@ -1,0 +1,74 @@
+"""The architectures that can be loaded, by the names that config.json gives them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from pagedkv.models import llama
+from pagedkv.models.config import ModelConfig
+from pagedkv.models.metadata import AttentionMetadata
+from pagedkv.models.parameters import Parameter, Parameters
+
+
+class CausalLM(Protocol):
+    """What every model offers. derived: checkpoint tensors to skip, as the model computes them;
+    tied: checkpoint tensors that stand for a parameter loaded under another name."""
+
+    config: ModelConfig
+    derived: re.Pattern[str]
+    tied: dict[str, Parameter]
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
+        attn_metadata: AttentionMetadata,
+    ) -> torch.Tensor: ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture: its name, its model_type, and how it is read and built."""
+
+    architecture: str
+    model_type: str
+    read_config: Callable[[Mapping[str, object]], ModelConfig]
+    build: Callable[[ModelConfig, Parameters, int], CausalLM]
+
+
+FAMILIES = (Family("LlamaForCausalLM", "llama", llama.read_config, llama.LlamaForCausalLM),)
+
+
+def family_of(config: Mapping[str, object]) -> Family:
+    """The family that a config.json names.
+
+    Raises:
+        ValueError: it names none that is supported; the message lists those that are.
+    """
+    if config.get("quantization_config") is not None:
+        raise ValueError(
+            "config: quantization_config is given, but quantised safetensors are not supported; "
+            "plain weights and GGUF files are"
+        )
+    names = config.get("architectures")
+    if names is None:
+        for family in FAMILIES:
+            if config.get("model_type") == family.model_type:
+                return family
+        named = f"model_type {config.get('model_type')!r}"
+    else:
+        listed = names if isinstance(names, list) else [names]
+        for family in FAMILIES:
+            if family.architecture in listed:
+                return family
+        named = f"architecture {', '.join(map(str, listed)) or 'without a name'}"
+    supported = ", ".join(family.architecture for family in FAMILIES)
+    raise ValueError(f"config: the {named} is not supported; supported are {supported}")

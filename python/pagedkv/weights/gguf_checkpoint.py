@@ -1,0 +1,104 @@
+"""A GGUF file as a checkpoint: tensors dequantised one at a time through the `gguf` package."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+
+from pagedkv.weights import gguf_llama
+from pagedkv.weights.checkpoint import Checkpoint
+from pagedkv.weights.gguf_header import GGUFHeader, TensorPlace, read_header
+
+ARCHITECTURES = ("llama",)
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Open a GGUF file; its header is read and checked now, its tensors when they are asked for.
+
+    Raises:
+        ValueError: the file is malformed or cut short, or its architecture, a tensor or a setting
+            is not supported. The message names the file and the reason.
+    """
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            raise ValueError(f"{path}: not a valid GGUF file: it is empty")
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    header = read_header(path, data)
+    architecture = header.metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"{path}: the GGUF architecture {architecture!r} is not supported; "
+            f"supported are {', '.join(ARCHITECTURES)}"
+        )
+    names = _hf_names(path, header)
+    try:
+        config = gguf_llama.config_of(
+            header.metadata, frozenset(header.tensors), _rope_factors(path, data, header)
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    assert isinstance(num_heads, int)
+    assert isinstance(num_kv_heads, int)
+
+    def read() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, place in header.tensors.items():
+            if name in names:
+                tensor = gguf_llama.in_hf_order(
+                    name,
+                    _dequantised(path, data, place),
+                    num_heads=num_heads,
+                    num_kv_heads=num_kv_heads,
+                )
+                yield names[name], tensor
+
+    return Checkpoint(
+        path=path,
+        config=config,
+        generation_config=_generation_config(header),
+        tokenizer_source=header.metadata,
+        tensor_names=tuple(names[name] for name in header.tensors if name in names),
+        read=read,
+    )
+
+
+def _hf_names(path: Path, header: GGUFHeader) -> dict[str, str]:
+    names = {name: gguf_llama.hf_name(name) for name in header.tensors}
+    names.pop(gguf_llama.ROPE_FACTORS, None)
+    unknown = sorted(name for name, found in names.items() if found is None)
+    if unknown:
+        raise ValueError(f"{path}: tensors that the architecture llama does not have: {unknown}")
+    return {name: found for name, found in names.items() if found is not None}
+
+
+def _rope_factors(path: Path, data: mmap.mmap, header: GGUFHeader) -> torch.Tensor | None:
+    place = header.tensors.get(gguf_llama.ROPE_FACTORS)
+    return None if place is None else _dequantised(path, data, place)
+
+
+def _dequantised(path: Path, data: mmap.mmap, place: TensorPlace) -> torch.Tensor:
+    """The tensor as fp32, in memory of its own."""
+    raw = np.frombuffer(data, np.uint8, place.num_bytes, place.offset)
+    rows = raw.reshape(*place.shape[:-1], -1)
+    try:
+        values = gguf.dequantize(rows, place.kind)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"{path}: tensor {place.name!r} has the type {place.kind.name}, which the installed "
+            "gguf package cannot dequantise"
+        ) from error
+    # A view of the read-only map would be an array that torch must not write to.
+    owned = values if values.flags.writeable else values.copy()
+    return torch.from_numpy(owned).reshape(place.shape)
+
+
+def _generation_config(header: GGUFHeader) -> dict[str, object]:
+    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+    ends = [header.metadata[key] for key in keys if key in header.metadata]
+    return {"eos_token_id": ends} if ends else {}
