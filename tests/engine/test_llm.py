@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fake_model import load_fake
-from test_engine import GREEDY, answer, fake_of
+from harness import GREEDY, answer, fake_of
 
 from pagedkv import LLM, SamplingParams
 from pagedkv.config import EngineConfig

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_engine import GREEDY, answer, make_engine, run
+from fake_model import make_engine
+from harness import GREEDY, answer, run
 
 from pagedkv.config import CacheConfig
 from pagedkv.kv_cache import CacheShape, num_blocks_for

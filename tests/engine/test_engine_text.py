@@ -7,7 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_engine import GREEDY, answer, greedy_by_hand, make_engine, run
+from fake_model import make_engine
+from harness import GREEDY, answer, greedy_by_hand, run
 
 from pagedkv.sampling_params import SamplingParams
 
