@@ -30,6 +30,7 @@ void gather_blocks(const Tensor& key, const Tensor& value, const Tensor& key_cac
 }
 
 void copy_blocks(const Tensor& kv_cache, const Tensor& pairs) {
+  OperandChecks("pagedkv::copy_blocks").on_cpu({"kv_cache", kv_cache});
   cpu::launch_copy_blocks(copy_blocks_params(kv_cache, pairs), torch_thread_pool());
 }
 

@@ -62,6 +62,7 @@ inline std::string dtype_name(ScalarType type) {
 inline std::string device_name(const Tensor& tensor) {
   if (tensor.is_cpu()) return "cpu";
   if (tensor.is_cuda()) return "cuda:" + std::to_string(tensor.get_device_index());
+  if (tensor.device().type() == torch::headeronly::DeviceType::Meta) return "meta";
   return "a device of type " + std::to_string(static_cast<int>(tensor.device().type()));
 }
 

@@ -1,0 +1,174 @@
+"""One small valid call of every operator, as keyword arguments by schema name. The tests of the
+contract (opcheck, torch.compile, refusals) start from these and change one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Call = dict[str, Any]
+
+
+def int32(*values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def reshape_and_cache() -> Call:
+    """Three tokens, one of them padding, into 4 blocks of 2 tokens, 2 heads of 4."""
+    return {
+        "key": torch.randn(3, 2, 4),
+        "value": torch.randn(3, 2, 4),
+        "key_cache": torch.zeros(4, 2, 2, 4),
+        "value_cache": torch.zeros(4, 2, 2, 4),
+        "slot_mapping": torch.tensor([7, -1, 0]),
+        "k_scale": None,
+        "v_scale": None,
+    }
+
+
+def gather_blocks() -> Call:
+    """Two sequences of 3 and 1 tokens."""
+    return {
+        "key": torch.zeros(4, 2, 4),
+        "value": torch.zeros(4, 2, 4),
+        "key_cache": torch.randn(4, 2, 2, 4),
+        "value_cache": torch.randn(4, 2, 2, 4),
+        "block_tables": int32([3, 0], [1, 99]),
+        "seq_start_loc": int32(0, 3, 4),
+        "k_scale": None,
+        "v_scale": None,
+    }
+
+
+def paged_attention() -> Call:
+    """A prefill of 3 tokens, a decode after 4 and a padded row; 4 query and 2 KV heads of 8."""
+    return {
+        "out": torch.zeros(5, 4, 8),
+        "lse": torch.zeros(5, 4),
+        "query": torch.randn(5, 4, 8),
+        "key_cache": torch.randn(6, 2, 2, 8),
+        "value_cache": torch.randn(6, 2, 2, 8),
+        "block_tables": int32([5, 2, 99], [5, 2, 3], [99, 99, 99]),
+        "seq_lens": int32(3, 5, 0),
+        "query_start_loc": int32(0, 3, 4, 5),
+        "max_query_len": 3,
+        "scale": 0.5,
+        "causal": True,
+        "window": 0,
+        "alibi_slopes": None,
+        "soft_cap": 0.0,
+        "k_scale": None,
+        "v_scale": None,
+        "num_splits": 0,
+        "prefix_groups": None,
+        "workspace": None,
+    }
+
+
+def paged_attention_with_everything() -> Call:
+    """Every optional operand there."""
+    call = paged_attention()
+    call["seq_lens"] = int32(5, 5, 0)
+    call["block_tables"] = int32([5, 2, 1], [5, 2, 3], [99, 99, 99])
+    call |= {
+        "window": 4,
+        "alibi_slopes": torch.rand(4),
+        "soft_cap": 30.0,
+        "k_scale": torch.tensor([0.5]),
+        "v_scale": torch.tensor([0.5, 2.0]),
+        "num_splits": 2,
+        "prefix_groups": int32([0, 2, 1], [0, 0, 0]),
+        "workspace": torch.zeros(8192, dtype=torch.uint8),
+    }
+    for cache in ("key_cache", "value_cache"):
+        call[cache] = call[cache].to(torch.float8_e4m3fn)
+    return call
+
+
+def merge_attention_states() -> Call:
+    return {
+        "out": torch.zeros(3, 2, 4),
+        "lse": torch.zeros(3, 2),
+        "out_a": torch.randn(3, 2, 4),
+        "lse_a": torch.randn(3, 2),
+        "out_b": torch.randn(3, 2, 4),
+        "lse_b": torch.randn(3, 2),
+    }
+
+
+def copy_blocks() -> Call:
+    return {"kv_cache": torch.randn(2, 2, 4, 2, 2, 4), "pairs": torch.tensor([[0, 1], [2, 3]])}
+
+
+def swap_blocks() -> Call:
+    return {
+        "source": torch.randn(2, 2, 4, 2, 2, 4),
+        "destination": torch.zeros(2, 2, 3, 2, 2, 4),
+        "pairs": torch.tensor([[0, 1], [3, 2]]),
+    }
+
+
+def rms_norm() -> Call:
+    return {
+        "out": torch.zeros(3, 8),
+        "input": torch.randn(3, 8),
+        "weight": torch.randn(8),
+        "epsilon": 1e-5,
+    }
+
+
+def fused_add_rms_norm() -> Call:
+    return {
+        "input": torch.randn(3, 8),
+        "residual": torch.randn(3, 8),
+        "weight": torch.randn(8),
+        "epsilon": 1e-5,
+    }
+
+
+def rotary_embedding() -> Call:
+    return {
+        "positions": torch.tensor([0, 4, 2]),
+        "query": torch.randn(3, 4, 8),
+        "key": torch.randn(3, 2, 8),
+        "cos_sin_cache": torch.rand(5, 6),
+        "is_neox": True,
+    }
+
+
+def silu_and_mul() -> Call:
+    return {"out": torch.zeros(3, 4), "input": torch.randn(3, 8)}
+
+
+def gelu_and_mul() -> Call:
+    return {"out": torch.zeros(3, 4), "input": torch.randn(3, 8), "approximate": "tanh"}
+
+
+def with_float8(make: Callable[[], Call]) -> Callable[[], Call]:
+    def call() -> Call:
+        made = make()
+        for cache in ("key_cache", "value_cache"):
+            made[cache] = made[cache].to(torch.float8_e4m3fn)
+        return made | {"k_scale": torch.tensor([0.5]), "v_scale": torch.tensor([0.5, 2.0])}
+
+    return call
+
+
+CALLS: dict[str, tuple[str, Callable[[], Call]]] = {
+    "reshape_and_cache": ("reshape_and_cache", reshape_and_cache),
+    "reshape_and_cache, fp8": ("reshape_and_cache", with_float8(reshape_and_cache)),
+    "gather_blocks": ("gather_blocks", gather_blocks),
+    "gather_blocks, fp8": ("gather_blocks", with_float8(gather_blocks)),
+    "paged_attention": ("paged_attention", paged_attention),
+    "paged_attention, everything": ("paged_attention", paged_attention_with_everything),
+    "merge_attention_states": ("merge_attention_states", merge_attention_states),
+    "copy_blocks": ("copy_blocks", copy_blocks),
+    "swap_blocks": ("swap_blocks", swap_blocks),
+    "rms_norm": ("rms_norm", rms_norm),
+    "fused_add_rms_norm": ("fused_add_rms_norm", fused_add_rms_norm),
+    "rotary_embedding": ("rotary_embedding", rotary_embedding),
+    "silu_and_mul": ("silu_and_mul", silu_and_mul),
+    "gelu_and_mul": ("gelu_and_mul", gelu_and_mul),
+}

@@ -1,0 +1,71 @@
+"""Loading of the compiled libraries: what is missing or broken is said, never swallowed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from calls import CALLS
+
+from pagedkv import ops
+from pagedkv.ops import library
+
+CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+
+
+def test_a_missing_library_is_an_error_that_says_how_to_build(tmp_path: Path) -> None:
+    with pytest.raises(ImportError, match=r"_ops_cpu\.so, which is missing: build it with `pip"):
+        library.load_libraries(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["_ops_cpu.so", "_ops_cuda.so"])
+def test_a_broken_library_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "_ops_cpu.so").symlink_to(library.FOLDER / "_ops_cpu.so")
+    broken = tmp_path / name
+    broken.unlink(missing_ok=True)
+    broken.write_bytes(b"not a library")
+    with pytest.raises(
+        ImportError, match=rf"cannot load .*{name} with torch .*broken or was built"
+    ):
+        library.load_libraries(tmp_path)
+
+
+@pytest.mark.skipif(
+    (library.FOLDER / "_ops_cuda.so").exists(), reason="the CUDA library is built here"
+)
+@pytest.mark.parametrize("name", CALLS)
+def test_cuda_tensors_without_the_cuda_library_are_refused(name: str) -> None:
+    # There may be no GPU here: the CUDA kernel is called directly, as CUDA tensors would.
+    op_name, make = CALLS[name]
+    op, call = getattr(torch.ops.pagedkv, op_name).default, make()
+    positional = [call.pop(a.name) for a in op._schema.arguments if not a.kwarg_only]
+    message = (
+        f"pagedkv::{op_name} was called with CUDA tensors, but pagedkv's CUDA library is not "
+        "built: build it with `PAGEDKV_CUDA=1 pip install"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        op.redispatch(CUDA, *positional, **call)
+
+
+def test_importing_the_operators_does_not_need_the_engine() -> None:
+    code = "import sys, pagedkv.ops; print(*(m for m in sys.modules if m.startswith('pagedkv')))"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(library.FOLDER.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(run.stdout.split()) == {
+        "pagedkv",
+        "pagedkv.ops",
+        *(f"pagedkv.ops.{part}" for part in ("attention", "cache", "layers", "library")),
+    }
+
+
+def test_public_names_are_the_documented_ones() -> None:
+    assert set(ops.__all__) == {*library.OPS, "paged_attention_workspace_size"}
