@@ -77,17 +77,6 @@ def test_pools_without_elements_are_left_alone(shape) -> None:
     ops.swap_blocks(pool, torch.empty(shape), torch.tensor([[0, 1]]))
 
 
-def test_many_pairs_over_many_layers() -> None:
-    # Enough bytes that threads share the work.
-    torch.manual_seed(0)
-    pool = torch.randn(8, 2, 64, 4, 16, 32)
-    expected = pool.clone()
-    pairs = torch.stack([torch.randperm(64), torch.randperm(64)], dim=1)
-    reference.copy_blocks(expected, pairs)
-    ops.copy_blocks(pool, pairs)
-    assert_same(pool, expected)
-
-
 def test_blocks_beyond_two_to_the_31_elements() -> None:
     # 4 GiB of address space; only the pages of two blocks are touched.
     num_blocks = 2**31 // 1024 + 3

@@ -22,7 +22,7 @@ pagedkv.ops.rms_norm(x, x, torch.ones(8), 0.0)
 def run(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
-        env=os.environ | {"PAGEDKV_CPU_ISA": isa},
+        env=os.environ | {"PAGEDKV_CPU_ISA": isa, "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,

@@ -188,35 +188,3 @@ def test_rotary_embedding_by_a_table_row_turns_by_its_angle() -> None:
     )
     ops.rotary_embedding(positions, query, key, table, False)
     torch.testing.assert_close(query, torch.view_as_real(expected).flatten(2))
-
-
-def test_results_do_not_depend_on_the_number_of_threads() -> None:
-    # Bitwise; the sizes are far above what one thread takes.
-    torch.manual_seed(0)
-    x, residual = torch.randn(2, 2000, 256).bfloat16()
-    weight = torch.randn(256).bfloat16()
-    wide = torch.randn(700, 512)
-    angles = torch.rand(2000, 64)
-    positions = torch.randperm(2000)
-
-    def run() -> list[Tensor]:
-        norm, added, total = torch.empty_like(x), x.clone(), residual.clone()
-        query, key = x.clone().view(2000, 4, 64), residual.clone().view(2000, 4, 64)
-        gated = torch.empty(700, 256)
-        ops.rms_norm(norm, x, weight, 1e-5)
-        ops.fused_add_rms_norm(added, total, weight, 1e-5)
-        ops.rotary_embedding(positions, query, key, angles)
-        ops.silu_and_mul(gated, wide)
-        return [norm, added, total, query, key, gated]
-
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            results.append(run())
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        for got, want in zip(other, results[0], strict=True):
-            assert_same(got, want)
