@@ -76,7 +76,7 @@ def read_rope(
     if not isinstance(given, Mapping):
         raise ValueError(f"config: rope_scaling is {given!r}, not an object")
     kind = given.get("rope_type") or given.get("type") or "default"
-    if kind not in _NEEDED:
+    if not isinstance(kind, str) or kind not in _NEEDED:
         raise ValueError(
             f"config: rope_scaling of the kind {kind!r} is not supported; "
             f"supported are {', '.join(_NEEDED)}"
@@ -100,7 +100,7 @@ def read_rope(
         factor = max_len / original_max_len
     theta = read.number("rope_theta")
     rope = RopeConfig(
-        kind=str(kind),
+        kind=kind,
         theta=default_theta if theta is None else theta,
         rotary_dim=rotary_dim,
         head_dim=head_dim,

@@ -1,0 +1,222 @@
+"""A tokenizer from the metadata of a GGUF file: byte-level BPE (`gpt2`) and SentencePiece BPE
+(`llama`). Other kinds are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+from tokenizers.processors import TemplateProcessing
+
+_PREFIX = "tokenizer.ggml."
+# GGUF's token types.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_SPACE = "\u2581"  # SentencePiece's visible space
+
+# Words, up to three digits, punctuation and runs of spaces, as Llama 3 splits text.
+_LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _gpt2() -> PreTokenizer:
+    return ByteLevel(add_prefix_space=False)
+
+
+def _smollm() -> PreTokenizer:
+    return Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+
+
+def _llama3() -> PreTokenizer:
+    words = Split(Regex(_LLAMA3_WORDS), behavior="isolated")
+    return Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+# By tokenizer.ggml.pre.
+_PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
+    "gpt-2": _gpt2,
+    "smollm": _smollm,
+    "llama-bpe": _llama3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a GGUF file says of its tokens. special_tokens: for chat templates."""
+
+    backend: Tokenizer
+    eos_token_ids: frozenset[int]
+    special_tokens: dict[str, str]
+    chat_template: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    """The metadata below tokenizer.ggml., checked where it is read."""
+
+    values: Mapping[str, object]
+
+    def texts(self, key: str) -> list[str]:
+        value = self.values.get(_PREFIX + key)
+        if not isinstance(value, list) or not value:
+            raise ValueError(f"GGUF metadata: {_PREFIX}{key} is missing or not a list of texts")
+        return value
+
+    def numbers(self, key: str, count: int) -> list[float] | None:
+        value = self.values.get(_PREFIX + key)
+        if value is None:
+            return None
+        if not isinstance(value, np.ndarray) or len(value) != count:
+            raise ValueError(f"GGUF metadata: {_PREFIX}{key} is not a list of {count} numbers")
+        numbers: list[float] = value.tolist()
+        return numbers
+
+    def token_id(self, key: str, num_tokens: int) -> int | None:
+        value = self.values.get(_PREFIX + key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < num_tokens:
+            raise ValueError(
+                f"GGUF metadata: {_PREFIX}{key} is {value!r}, not an id below {num_tokens}"
+            )
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        return bool(self.values.get(_PREFIX + key, default))
+
+
+def read_vocabulary(values: Mapping[str, object]) -> Vocabulary:
+    """Build the tokenizer that a GGUF file's metadata describe.
+
+    Raises:
+        ValueError: the kind of tokenizer is not supported, or the metadata are malformed.
+    """
+    metadata = _Metadata(values)
+    kind = values.get(_PREFIX + "model")
+    if kind not in ("gpt2", "llama"):
+        raise ValueError(f"GGUF metadata: {_PREFIX}model is {kind!r}; supported are gpt2 and llama")
+    tokens = metadata.texts("tokens")
+    ids = {token: index for index, token in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        raise ValueError(f"GGUF metadata: {_PREFIX}tokens holds some token twice")
+    types = metadata.numbers("token_type", len(tokens)) or [_NORMAL] * len(tokens)
+    backend = _byte_level(metadata, ids) if kind == "gpt2" else _sentencepiece(metadata, ids)
+    backend.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token, of_type in zip(tokens, types, strict=True)
+            if of_type in (_CONTROL, _UNKNOWN)
+        ]
+    )
+    backend.add_tokens(
+        [
+            AddedToken(token, special=False, normalized=False)
+            for token, of_type in zip(tokens, types, strict=True)
+            if of_type == _USER_DEFINED
+        ]
+    )
+    named = {
+        name: metadata.token_id(f"{name}_token_id", len(tokens)) for name in ("bos", "eos", "eot")
+    }
+    _frame(backend, metadata, tokens, named)
+    template = values.get("tokenizer.chat_template")
+    return Vocabulary(
+        backend=backend,
+        eos_token_ids=frozenset(
+            index for name, index in named.items() if name != "bos" and index is not None
+        ),
+        special_tokens={
+            f"{name}_token": tokens[index]
+            for name, index in named.items()
+            if name != "eot" and index is not None
+        },
+        chat_template=None if template is None else str(template),
+    )
+
+
+def _byte_level(metadata: _Metadata, ids: dict[str, int]) -> Tokenizer:
+    pre = metadata.values.get(_PREFIX + "pre")
+    if pre not in _PRE_TOKENIZERS:
+        raise ValueError(
+            f"GGUF metadata: {_PREFIX}pre is {pre!r}; supported are {', '.join(_PRE_TOKENIZERS)}"
+        )
+    merges = [(left, right) for left, _, right in map(_cut, metadata.texts("merges"))]
+    try:
+        # Llama 3 takes a word that is a token as it is, even where merges do not lead to it.
+        model = models.BPE(ids, merges, ignore_merges=pre == "llama-bpe")
+    # The library raises plain exceptions for merges of tokens that do not exist.
+    except Exception as error:
+        raise ValueError(f"GGUF metadata: {_PREFIX}merges are malformed: {error}") from error
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = _PRE_TOKENIZERS[str(pre)]()
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _cut(merge: str) -> tuple[str, str, str]:
+    """left, space, right. Byte-level tokens hold no space."""
+    return merge.partition(" ")
+
+
+def _sentencepiece(metadata: _Metadata, ids: dict[str, int]) -> Tokenizer:
+    scores = metadata.numbers("scores", len(ids))
+    if scores is None:
+        raise ValueError(f"GGUF metadata: {_PREFIX}scores is missing")
+    unknown = metadata.token_id("unknown_token_id", len(ids))
+    tokens = list(ids)
+    backend = Tokenizer(
+        models.BPE(
+            ids,
+            _merges(ids, scores),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    has_prefix = metadata.flag("add_space_prefix", True)
+    spaces = normalizers.Replace(" ", _SPACE)
+    backend.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if has_prefix else spaces
+    )
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if has_prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _merges(ids: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """SentencePiece joins the neighbours whose union scores highest; as a list of merges, that is
+    every split of every token into two tokens, better unions first."""
+    found = [
+        (-scores[index], index, token[:cut], token[cut:])
+        for token, index in ids.items()
+        for cut in range(1, len(token))
+        if token[:cut] in ids and token[cut:] in ids
+    ]
+    return [(left, right) for _, _, left, right in sorted(found)]
+
+
+def _frame(
+    backend: Tokenizer, metadata: _Metadata, tokens: list[str], named: dict[str, int | None]
+) -> None:
+    """Let encode put the tokens around a text that the model expects there."""
+    is_llama = metadata.values.get(_PREFIX + "model") == "llama"
+    starts = is_llama or metadata.values.get(_PREFIX + "pre") == "llama-bpe"
+    frame = {
+        "bos": metadata.flag("add_bos_token", starts),
+        "eos": metadata.flag("add_eos_token", False),
+    }
+    used = {name: index for name, index in named.items() if frame.get(name) and index is not None}
+    if used:
+        first = f"{tokens[used['bos']]} " if "bos" in used else ""
+        last = f" {tokens[used['eos']]}" if "eos" in used else ""
+        backend.post_processor = TemplateProcessing(
+            single=f"{first}$A{last}",
+            special_tokens=[(tokens[index], index) for index in used.values()],
+        )

@@ -1,0 +1,202 @@
+"""Tokenizer: text to token ids and back, and conversations to prompts. Made by load_tokenizer.
+
+Special tokens in text. encode() turns the names of special tokens in its text into these tokens, so
+that a prompt may be written out by hand. encode_chat() never does so in what the messages hold: a
+user who writes "<|im_end|>" has written ten characters, not the end of the turn.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import tokenizers
+
+from pagedkv.text.chat_template import ChatTemplate, Message, check_messages
+
+# Put inside special tokens' names while a template runs. Noncharacters: never part of a text.
+_MARKS = "\ufdd0\ufdd1\ufdd2\ufdd3"
+
+
+class Tokenizer:
+    """A tokenizer and its chat template. Safe to use from several threads.
+
+    eos_token_ids: the ids that end a text. vocab_size: one more than the largest id.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_token_ids: frozenset[int],
+        chat_template: ChatTemplate | None,
+    ) -> None:
+        # A file may carry settings for training batches.
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        self._chat_template = chat_template
+        self._special = {
+            index: token
+            for index, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        }
+        self.special_token_ids = frozenset(self._special)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; with add_special_tokens also what the model expects around it.
+
+        Raises:
+            ValueError: the text cannot be written as UTF-8 (it holds a lone surrogate).
+        """
+        ids: list[int] = self.backend.encode(
+            _checked(text), add_special_tokens=add_special_tokens
+        ).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that are no character become U+FFFD, unknown ids nothing."""
+        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt of a conversation as text, to be encoded without add_special_tokens.
+
+        For prompts of strangers use encode_chat: in the text of a prompt nobody can tell a special
+        token of the template from one that a message spells out.
+
+        Raises:
+            ValueError: there is no chat template, or it refuses the messages.
+        """
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def encode_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation's prompt, in which only the template makes special tokens.
+
+        Raises:
+            ValueError: there is no chat template, or it refuses the messages.
+        """
+        check_messages(messages)
+        pattern = self._special_names
+        if pattern is None or not any(map(pattern.search, _texts(messages))):
+            text = self.apply_chat_template(messages, add_generation_prompt)
+            return self.encode(text, add_special_tokens=False)
+        everything = "".join(_texts(messages))
+        mark = next((one for one in _MARKS if one not in everything), None)
+        if mark is None:
+            raise ValueError(f"messages hold all of the noncharacters {_MARKS!r}")
+        # "<|im_end|>" in a message becomes "<" + mark + "|im_end|>" until the template has run.
+        # What then still spells a special token, the template has written.
+        marked = [
+            {key: _replace(value, pattern, mark) for key, value in message.items()}
+            for message in messages
+        ]
+        text = self.apply_chat_template(marked, add_generation_prompt)
+        return self._encode_marked(text, pattern, mark)
+
+    def _encode_marked(self, text: str, pattern: re.Pattern[str], mark: str) -> list[int]:
+        ids: list[int] = []
+        at = 0
+        for match in pattern.finditer(text):
+            ids += self._encode_plain(text[at : match.start()].replace(mark, ""))
+            # Group n of the pattern is the n-th name.
+            ids.append(self._names_in_order[_group(match) - 1][0])
+            at = match.end()
+        return ids + self._encode_plain(text[at:].replace(mark, ""))
+
+    def _encode_plain(self, text: str) -> list[int]:
+        if not text:
+            return []
+        ids: list[int] = self._without_special.encode(_checked(text), add_special_tokens=False).ids
+        return ids
+
+    @property
+    def _template(self) -> ChatTemplate:
+        if self._chat_template is None:
+            raise ValueError("the model has no chat template; give it a prompt of plain text")
+        return self._chat_template
+
+    @cached_property
+    def _without_special(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, blind to special tokens in text. Made when first needed."""
+        twin = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        twin.encode_special_tokens = True
+        return twin
+
+    @cached_property
+    def _names_in_order(self) -> list[tuple[int, tokenizers.AddedToken]]:
+        """Special tokens, longer names first."""
+        return sorted(self._special.items(), key=lambda item: -len(item[1].content))
+
+    @cached_property
+    def _special_names(self) -> re.Pattern[str] | None:
+        """Finds special tokens in text as the backend does: leftmost, then longest. One group for
+        each of _names_in_order."""
+        patterns = [
+            (r"\s*" if token.lstrip else "")
+            + (r"(?<!\w)" if token.single_word else "")
+            + f"({re.escape(token.content)})"
+            + (r"(?!\w)" if token.single_word else "")
+            + (r"\s*" if token.rstrip else "")
+            for _, token in self._names_in_order
+        ]
+        return re.compile("|".join(patterns)) if patterns else None
+
+    @cached_property
+    def decoder_parts(self) -> list[Mapping[str, object]]:
+        """The steps by which the backend turns tokens into text, as its file describes them."""
+        if self.backend.decoder is None:
+            return []
+        described = json.loads(self.backend.decoder.__getstate__())
+        return described["decoders"] if described["type"] == "Sequence" else [described]
+
+
+def _checked(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"text is not valid Unicode: character {error.start} is a lone surrogate"
+            ) from error
+    return text
+
+
+def _texts(value: object) -> list[str]:
+    """All strings inside messages, keys left out."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for one in value.values() for text in _texts(one)]
+    if isinstance(value, Sequence):
+        return [text for one in value for text in _texts(one)]
+    return []
+
+
+def _replace(value: object, pattern: re.Pattern[str], mark: str) -> object:
+    """value with the mark behind the first character of each special token's name."""
+    if isinstance(value, str):
+        return pattern.sub(lambda match: _broken(match, mark), value)
+    if isinstance(value, Mapping):
+        return {key: _replace(one, pattern, mark) for key, one in value.items()}
+    if isinstance(value, Sequence):
+        return [_replace(one, pattern, mark) for one in value]
+    return value
+
+
+def _broken(match: re.Match[str], mark: str) -> str:
+    begin = match.start(_group(match)) - match.start() + 1
+    return match[0][:begin] + mark + match[0][begin:]
+
+
+def _group(match: re.Match[str]) -> int:
+    assert match.lastindex is not None
+    return match.lastindex
