@@ -1,4 +1,6 @@
-"""How one request's tokens are chosen and when it ends. A plain value, checked when made; used by server, engine and sampling."""
+"""How one request's tokens are chosen and when it ends. A plain value, checked when made; used by
+server, engine and sampling.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _MAX_STOP_STRINGS = 64
+_MAX_STOP_TOKEN_IDS = 256  # of each running sequence they are a row in one array
 _MAX_SEED = 2**64 - 1
 
 
@@ -18,9 +21,11 @@ class SamplingParams:
         temperature: 0 is greedy; below 1e-5 counts as greedy. Finite, >= 0.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches top_p. In (0, 1].
-        seed: makes the draws of this request repeatable, whatever its neighbours are. None: a random one.
-        max_tokens: most tokens to generate. None: up to the model's context.
-        stop: strings that end the text; the text is cut before the first of them.
+        seed: makes the draws of this request repeatable, whatever its neighbours are. None: a
+            random one.
+        max_tokens: most tokens to generate, cut to what max_model_len leaves after the prompt; the
+            answer then ends with "length". None: all of that.
+        stop: strings that end the text; it is cut before the one that is complete first.
         stop_token_ids: token ids that end the text.
         ignore_eos: go on past the end-of-sequence token.
         include_stop_str_in_output: keep the stop string in the text.
@@ -51,12 +56,18 @@ class SamplingParams:
             _check_int("max_tokens", self.max_tokens, low=1)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if len(stop) > _MAX_STOP_STRINGS:
-            raise ValueError(f"stop has {len(stop)} strings; at most {_MAX_STOP_STRINGS} are allowed")
+            raise ValueError(
+                f"stop has {len(stop)} strings; at most {_MAX_STOP_STRINGS} are allowed"
+            )
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise ValueError(f"stop must hold non-empty strings, got {text!r}")
         object.__setattr__(self, "stop", stop)
         ids = tuple(self.stop_token_ids)
+        if len(ids) > _MAX_STOP_TOKEN_IDS:
+            raise ValueError(
+                f"stop_token_ids has {len(ids)} ids; at most {_MAX_STOP_TOKEN_IDS} are allowed"
+            )
         for token_id in ids:
             _check_int("stop_token_ids", token_id, low=0)
         object.__setattr__(self, "stop_token_ids", ids)
