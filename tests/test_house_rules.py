@@ -51,7 +51,7 @@ def test_a_module_has_no_state_that_functions_write(path: Path) -> None:
 def test_nothing_unpickles_or_runs_foreign_code() -> None:
     # torch.load and pickle run code from a file; trust_remote_code imports it from a model folder.
     forbidden = re.compile(
-        r"\bpickle\b|torch\.load\(|trust_remote_code\s*=\s*True|\beval\(|\bexec\("
+        r"\b(import|from) pickle\b|torch\.load\(|trust_remote_code\s*=\s*True|\beval\(|\bexec\("
     )
     found = [
         f"{name_of(path)}:{number}"
