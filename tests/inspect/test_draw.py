@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from pagedkv.block_manager import BlockManager
 
+from pagedkv.block_manager import BlockManager
 from pagedkv.inspect import copy_on_write_example, draw_cache
 
 
@@ -14,7 +14,7 @@ def pool_cells(picture: str) -> list[str]:
     """Cells of the drawn pool, by block id."""
     cells: list[str] = []
     for line in picture.splitlines():
-        match = re.match(r"block +(\d+) (.*)", line)
+        match = re.match(r"block +(\d+) (?!to )(.*)", line)
         if match:
             assert int(match[1]) == len(cells)
             body = match[2].ljust(3 * (-(-len(match[2]) // 3)))
@@ -79,10 +79,18 @@ def test_a_swapped_block_shows_its_place_on_the_cpu() -> None:
 def test_what_does_not_fit_is_counted_not_dropped() -> None:
     manager = BlockManager(100, 4, watermark=0.0)
     for seq_id in range(20):
-        manager.allocate(seq_id, [seq_id + 1])
+        manager.allocate(seq_id, list(range(1, 18)))
     picture = draw_cache(manager.snapshot(), max_pool_rows=2, max_sequences=3).plain
     assert "... and 68 more blocks" in picture
     assert "... and 17 more sequences" in picture
+
+
+def test_rows_that_are_free_together_take_one_line() -> None:
+    manager = BlockManager(100, 4, watermark=0.0)
+    manager.allocate(1, [5])
+    picture = draw_cache(manager.snapshot()).plain
+    assert "block   16 to 99: free" in picture
+    assert len(pool_cells(picture)) == 16
 
 
 def test_the_summary_equals_the_managers_statistics() -> None:

@@ -41,7 +41,8 @@ def draw_cache(
         snapshot: state of the manager (`BlockManager.snapshot()`).
         names: name shown for each seq_id; others are shown by number.
         cells_per_row: blocks in one line of the pool and of a block table.
-        max_pool_rows: lines of the pool; the rest is counted, not drawn.
+        max_pool_rows: lines of the pool (rows that are free together take one); the rest is
+            counted, not drawn.
         max_sequences: sequences with a table of their own; the rest is counted.
 
     Returns:
@@ -118,15 +119,33 @@ def _draw_pool(
     text.append(
         "\npool (letters: owners, ·· free, c· cached, ~~ in transit, -- draining)\n", _QUIET
     )
-    num_rows = -(-len(states) // cells_per_row)
-    for row in range(min(num_rows, max_pool_rows)):
-        first = row * cells_per_row
-        text.append(f"block {first:>4} ", _QUIET)
-        for block_id in range(first, min(first + cells_per_row, len(states))):
-            _draw_cell(text, states[block_id], owners.get(block_id, []))
-        text.append("\n")
-    if num_rows > max_pool_rows:
-        text.append(f"... and {len(states) - max_pool_rows * cells_per_row} more blocks\n", _QUIET)
+    drawn = 0
+    first = 0
+    while first < len(states) and drawn < max_pool_rows:
+        end = _end_of_free_run(states, first, cells_per_row)
+        if end - first > cells_per_row:
+            text.append(f"block {first:>4} to {end - 1}: free\n", _QUIET)
+        else:
+            end = min(first + cells_per_row, len(states))
+            text.append(f"block {first:>4} ", _QUIET)
+            for block_id in range(first, end):
+                _draw_cell(text, states[block_id], owners.get(block_id, []))
+            text.append("\n")
+        first = end
+        drawn += 1
+    if first < len(states):
+        text.append(f"... and {len(states) - first} more blocks\n", _QUIET)
+
+
+def _end_of_free_run(states: list[int], first: int, cells_per_row: int) -> int:
+    """The end of the whole rows from `first` on that are free; `first` if the first row is not."""
+    end = first
+    while end < len(states):
+        row = states[end : end + cells_per_row]
+        if any(state != BlockState.FREE.value for state in row):
+            break
+        end += len(row)
+    return end
 
 
 def _draw_cell(text: Text, state: int, owners: list[str]) -> None:
