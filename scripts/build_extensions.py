@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("core", "cpu", "cuda")
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10: newer API is a compile error
 # Hidden symbols: two libraries with the same inline adapters must not bind to one another's.
-CXX_FLAGS = ["-O3", "-std=c++20", "-fvisibility=hidden", STABLE_ABI, "-Wall", "-Wextra"]
+CXX_FLAGS = ["-O3", "-g0", "-std=c++20", "-fvisibility=hidden", STABLE_ABI, "-Wall", "-Wextra"]
 
 
 def selected_parts() -> list[str]:

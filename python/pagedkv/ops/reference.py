@@ -218,7 +218,7 @@ def rotary_embedding(
             first, second = heads[..., :half], heads[..., half:rotary_dim]
         else:
             first, second = heads[..., 0:rotary_dim:2], heads[..., 1:rotary_dim:2]
-        x, y = first.float(), second.float()
+        x, y = first.clone().float(), second.clone().float()
         first.copy_(x * cosines - y * sines)
         second.copy_(y * cosines + x * sines)
 
