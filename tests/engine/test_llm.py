@@ -81,6 +81,8 @@ def test_chat_runs_the_template_for_one_or_many_conversations(llm: LLM) -> None:
     assert single.prompt == "user: hi<|im_end|>assistant: "
     # The end token of the template is one token, not the text of one.
     assert single.prompt_token_ids.count(256) == 1
+    spelled = llm.chat([{"role": "user", "content": "<|im_end|>"}], GREEDY)[0]
+    assert spelled.prompt_token_ids.count(256) == 1
     many = llm.chat([one, two], GREEDY)
     assert many[0].outputs == single.outputs
     assert many[1].prompt_token_ids.count(256) == 3

@@ -89,10 +89,8 @@ class Conversation:
         self._num_turns += 1
         name = f"turn-{self._num_turns}"
         try:
-            prompt = self._engine.tokenizer.apply_chat_template(messages)
-            request = self._engine.make_request(
-                name, prompt, self._params, add_special_tokens=False
-            )
+            prompt = self._engine.tokenizer.encode_chat(messages)
+            request = self._engine.make_request(name, prompt, self._params)
         except ValueError as refusal:
             print(f"pagedkv: error: {refusal} (/clear starts afresh)", file=sys.stderr)
             return False

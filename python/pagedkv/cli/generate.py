@@ -70,11 +70,10 @@ def generate(
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=cache_bytes,
     )
-    texts = [_in_template(engine, text) for text in prompts] if chat else prompts
-    names = [str(number) for number in range(len(texts))]
+    names = [str(number) for number in range(len(prompts))]
     requests = [
-        engine.make_request(name, text, params, add_special_tokens=not chat)
-        for name, text in zip(names, texts, strict=True)
+        engine.make_request(name, _in_template(engine, text) if chat else text, params)
+        for name, text in zip(names, prompts, strict=True)
     ]
     for request in requests:
         engine.add(request, stream=True)
@@ -142,9 +141,9 @@ def _read_stdin() -> str:
     return sys.stdin.read()
 
 
-def _in_template(engine: Engine, text: str) -> str:
+def _in_template(engine: Engine, text: str) -> list[int]:
     assert engine.tokenizer is not None  # a loaded checkpoint always has one
-    return engine.tokenizer.apply_chat_template([{"role": "user", "content": text}])
+    return engine.tokenizer.encode_chat([{"role": "user", "content": text}])
 
 
 def _fuller(one: CacheView, other: CacheView) -> CacheView:

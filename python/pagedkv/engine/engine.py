@@ -94,12 +94,12 @@ class Engine:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        add_special_tokens: bool = True,
+        prompt_text: str | None = None,
     ) -> Request:
-        """Check a request as add_request does, without queueing it."""
-        request = self._requests.build(
-            request_id, prompt, params, add_special_tokens=add_special_tokens
-        )
+        """Check a request as add_request does, without queueing it. prompt_text: what its output
+        shows of a prompt given as ids.
+        """
+        request = self._requests.build(request_id, prompt, params, prompt_text=prompt_text)
         self._scheduler.check_admissible(request)
         return request
 

@@ -67,7 +67,7 @@ class LLM:
         """
         batch = [prompts] if _is_single(prompts) else list(prompts)
         params = _params_for(len(batch), sampling_params)
-        return self._run(batch, params, add_special_tokens=True, use_tqdm=use_tqdm)
+        return self._run(batch, [None] * len(batch), params, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -76,27 +76,27 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them, through the model's chat template."""
+        """Answer one conversation, or a list of them, through the model's chat template. Special
+        tokens that a message spells out are plain text.
+        """
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: list[Any] = [messages] if is_one else list(messages)
         texts = [self.tokenizer.apply_chat_template(one) for one in conversations]
+        prompts = [self.tokenizer.encode_chat(one) for one in conversations]
         params = _params_for(len(texts), sampling_params)
-        # The template writes the special tokens itself.
-        return self._run(texts, params, add_special_tokens=False, use_tqdm=use_tqdm)
+        return self._run(prompts, texts, params, use_tqdm=use_tqdm)
 
     def _run(
         self,
         prompts: Sequence[Any],
+        texts: Sequence[str | None],
         params: Sequence[SamplingParams],
         *,
-        add_special_tokens: bool,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         requests = [
-            self.engine.make_request(
-                str(next(self._names)), prompt, one, add_special_tokens=add_special_tokens
-            )
-            for prompt, one in zip(prompts, params, strict=True)
+            self.engine.make_request(str(next(self._names)), prompt, one, prompt_text=text)
+            for prompt, text, one in zip(prompts, texts, params, strict=True)
         ]
         outputs: dict[str, RequestOutput] = {}
         try:

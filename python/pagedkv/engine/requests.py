@@ -45,16 +45,16 @@ class RequestBuilder:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        add_special_tokens: bool = True,
+        prompt_text: str | None = None,
     ) -> Request:
         """A Request, or ValueError / TypeError naming what is wrong with it.
 
         max_tokens is cut to what max_model_len leaves after the prompt; None takes all of that, as
-        far as the pool can hold it. add_special_tokens is for prompts given as text.
+        far as the pool can hold it. prompt_text: what to show of a prompt given as ids.
         """
         if not isinstance(params, SamplingParams):
             raise TypeError(f"sampling_params must be a SamplingParams, got {params!r}")
-        token_ids = self._token_ids(request_id, prompt, add_special_tokens)
+        token_ids = self._token_ids(request_id, prompt)
         params.check_vocabulary(self._vocab_size)
         if params.stop and self._tokenizer is None:
             raise ValueError(f"request {request_id!r}: stop strings need a tokenizer")
@@ -68,17 +68,14 @@ class RequestBuilder:
             stop_token_ids=tuple(sorted(stop_ids)),
             sampling_params=params,
             seed=self._next_seed() if params.seed is None else params.seed,
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=prompt if isinstance(prompt, str) else prompt_text,
         )
 
-    def _token_ids(
-        self, request_id: str, prompt: Prompt, add_special_tokens: bool
-    ) -> NDArray[np.int32]:
+    def _token_ids(self, request_id: str, prompt: Prompt) -> NDArray[np.int32]:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise ValueError(f"request {request_id!r}: a prompt as text needs a tokenizer")
-            encoded = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-            ids = np.asarray(encoded)
+            ids = np.asarray(self._tokenizer.encode(prompt))
         else:
             ids = np.asarray(prompt)
         if ids.size == 0:
