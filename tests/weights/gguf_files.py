@@ -1,0 +1,128 @@
+"""GGUF files for tests: tiny Llamas written with the gguf package, in llama.cpp's order of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from transformers import LlamaConfig, LlamaForCausalLM
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "rms_norm_eps": 1e-5,
+}
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def tiny_llama(**changes: object) -> LlamaForCausalLM:
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 2)
+    return model
+
+
+def llama_cpp_rows(tensor: np.ndarray, heads: int) -> np.ndarray:
+    """The order in which llama.cpp stores Q and K: pairs that are rotated together are neighbours.
+
+    Written row by row on purpose, as the plainest statement of it.
+    """
+    size = tensor.shape[0] // heads
+    out = np.empty_like(tensor)
+    for head in range(heads):
+        for i in range(size // 2):
+            out[head * size + 2 * i] = tensor[head * size + i]
+            out[head * size + 2 * i + 1] = tensor[head * size + size // 2 + i]
+    return out
+
+
+def gguf_name(name: str) -> str:
+    whole = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    if name in whole:
+        return whole[name]
+    _, _, layer, rest = name.split(".", 3)
+    stem, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{NAMES[stem]}.{kind}"
+
+
+def write_gguf(
+    path: Path,
+    model: LlamaForCausalLM,
+    *,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    metadata: dict[str, object] | None = None,
+    extra: dict[str, np.ndarray] | None = None,
+    drop: tuple[str, ...] = (),
+) -> Path:
+    """Write a model. metadata: further keys, or None values to leave standard ones out."""
+    config = model.config
+    values: dict[str, object] = {
+        "llama.block_count": config.num_hidden_layers,
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_attention_heads,
+        "llama.attention.head_count_kv": config.num_key_value_heads,
+        "llama.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "llama.rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "llama.vocab_size": config.vocab_size,
+        **(metadata or {}),
+    }
+    writer = gguf.GGUFWriter(path, str(values.pop("general.architecture", "llama")))
+    for key, value in values.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            assert value is None
+    tied = config.tie_word_embeddings
+    for name, tensor in model.state_dict().items():
+        if (tied and name == "lm_head.weight") or gguf_name(name) in drop:
+            continue
+        array = tensor.float().numpy()
+        if "q_proj" in name:
+            array = llama_cpp_rows(array, config.num_attention_heads)
+        if "k_proj" in name:
+            array = llama_cpp_rows(array, config.num_key_value_heads)
+        used = kind if array.ndim == 2 else GGMLQuantizationType.F32
+        writer.add_tensor(gguf_name(name), gguf.quantize(array, used), raw_dtype=used)
+    for name, array in (extra or {}).items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
