@@ -119,6 +119,7 @@ def test_a_failed_request_exits_with_1_and_keeps_the_others(
         (["generate", "fake", "-p", "a", "--block-size", "0"], 1, "block_size must be at least 1"),
         (["generate", "fake", "-p", "a", "--max-token", "3"], 2, "No such option"),
         (["generate"], 2, "Missing argument"),
+        (["fetch", "nope"], 1, "no model 'nope'"),
         (["nonsense"], 2, "No such command"),
         (["chat", "fake", "--max-tokens", "x"], 2, "Invalid value"),
     ],

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_model import EOS_ID, make_engine
+from fake_model import EOS_ID, hash_of, logits_of, make_engine
 from harness import GREEDY, answer, fake_of, greedy_by_hand, run
 
+from pagedkv.sampling import SlotParams, sample
 from pagedkv.sampling_params import SamplingParams
 
 PROMPTS = ["hello there", "x", "a" * 50, "shared prefix of two: one", "shared prefix of two: two"]
@@ -79,6 +80,18 @@ def test_a_prompt_asked_again_is_found_in_the_prefix_cache(tokenizer_folder: Pat
     for name in ("one", "two"):
         off.add_request(name, prompt, SamplingParams(temperature=0, max_tokens=1))
         assert run(off)[0][name].num_cached_tokens == 0
+
+
+def test_a_draw_is_keyed_by_the_seed_and_the_tokens_own_position(tokenizer_folder: Path) -> None:
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=77, max_tokens=12, ignore_eos=True)
+    rows = SlotParams(1)
+    rows.set(0, params, 77)
+    context = list(b"keyed")
+    for _ in range(12):
+        logits = logits_of(hash_of(np.array(context)), ascii_only=True)[None, :258]
+        context.append(int(sample(logits, rows, np.array([len(context)]))[0][0]))
+    output = answer(tokenizer_folder, "keyed", params, max_num_batched_tokens=2, max_num_seqs=1)
+    assert output.outputs[0].token_ids == context[5:]
 
 
 def test_a_seed_gives_the_same_draws_whatever_the_neighbours(tokenizer_folder: Path) -> None:

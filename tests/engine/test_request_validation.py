@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from fake_model import make_engine
 from harness import GREEDY, answer, run
 
-from pagedkv.config import CacheConfig
-from pagedkv.kv_cache import CacheShape, num_blocks_for
 from pagedkv.sampling_params import SamplingParams
 
 BAD_REQUESTS: dict[str, tuple[Any, Any, str]] = {
@@ -64,24 +61,3 @@ def test_a_name_in_use_is_refused_until_it_is_free(tokenizer_folder: Path) -> No
     run(engine)
     engine.add_request("a", "other", GREEDY)
     run(engine)
-
-
-SHAPE = CacheShape(num_layers=3, num_kv_heads=2, head_dim=8, dtype=torch.float16)
-
-
-def test_the_pool_is_sized_by_blocks_by_bytes_or_by_what_can_be_used() -> None:
-    bytes_per_block = 2 * 3 * 2 * 8 * 2 * 16
-    assert SHAPE.bytes_per_token * 16 == bytes_per_block
-
-    def blocks(**options: Any) -> int:
-        config = CacheConfig(**options)
-        return num_blocks_for(config, SHAPE, max_num_seqs=4, max_model_len=100)
-
-    assert blocks(num_gpu_blocks_override=77) == 77
-    assert blocks(kv_cache_memory_bytes=10 * bytes_per_block + 1) == 10
-    assert blocks() == 4 * 7
-    big = CacheShape(num_layers=64, num_kv_heads=8, head_dim=128, dtype=SHAPE.dtype)
-    limited = num_blocks_for(CacheConfig(), big, max_num_seqs=256, max_model_len=8192)
-    assert limited == 2**30 // (big.bytes_per_token * 16)
-    with pytest.raises(ValueError, match=f"one block of 16 tokens takes {bytes_per_block} bytes"):
-        blocks(kv_cache_memory_bytes=bytes_per_block - 1)

@@ -57,6 +57,6 @@ def main(args: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stdout = None  # the reader is gone; flushing at exit would fail once more
         sys.exit(1)
-    except (ValueError, TypeError, OSError, RuntimeError, KeyError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         print(f"pagedkv: error: {error}", file=sys.stderr)
         sys.exit(1)

@@ -141,6 +141,13 @@ class Engine:
         step = self._scheduler.schedule()
         if step is None:
             return StepResult([], [])
+        for one in step.preempted:
+            logger.info(
+                "preempted %r: the step needed %d blocks, %d were available",
+                one.request_id,
+                one.num_blocks_needed,
+                one.num_blocks_available,
+            )
         self._outputs.admit(step.admitted)
         try:
             token_ids, failed = self._runner.run(step, self._scheduler.slots.token_ids)
