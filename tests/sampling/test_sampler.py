@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pagedkv.sampling import SlotParams, sample, uniform
-from pagedkv.sampling.filters import kth_largest
+from pagedkv.sampling.filters import kth_largest, top_p_cut
 from pagedkv.sampling_params import SamplingParams
 
 # (temperature, top_k, top_p) of rows; top_k beyond any vocabulary and the disabled spellings too.
@@ -187,3 +187,19 @@ def test_kth_largest_is_the_sorted_one(size: int) -> None:
             range(1, size + 1)
         ):
             assert kth_largest(row, k) == descending[k - 1]
+
+
+def test_near_zero_temperature_takes_the_largest_of_a_near_tie() -> None:
+    logits = np.zeros(100, dtype=np.float32)
+    logits[60] = 1e-6
+    assert set(draw(logits, SamplingParams(temperature=9e-6), 200).tolist()) == {60}
+    assert len(set(draw(logits, SamplingParams(temperature=1e-5), 200).tolist())) > 1
+
+
+def test_top_p_stops_at_the_weight_that_reaches_it_exactly() -> None:
+    weights = np.array([1, 4, 1, 2], dtype=np.float32)
+    assert top_p_cut(weights, 8.0, 0.5) == 4
+    assert top_p_cut(weights, 8.0, 0.501) == 2
+    assert top_p_cut(weights, 8.0, 0.75) == 2
+    assert top_p_cut(weights, 8.0, 0.76) == 1
+    assert top_p_cut(weights, 16.0, 0.75) == 0  # the rest of the distribution is needed
