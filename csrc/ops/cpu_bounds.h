@@ -100,6 +100,9 @@ inline void check_prefix_groups(const PagedAttentionParams& params) {
                       " tokens, expected at most the ", seen,
                       " that the first query row of sequence ", s, " sees");
       const int32_t* table = params.block_tables + s * params.block_tables_stride;
+      // A sequence without query rows has not had its table checked.
+      check_table(kOp, table, params.max_num_blocks, s, num_blocks * params.cache.block_size,
+                  params.cache);
       for (int64_t i = 0; i < num_blocks; ++i) {
         STD_TORCH_CHECK(table[i] == head[i], kOp, ": prefix_groups[", g, "]: block_tables[", s,
                         ", ", i, "] is ", table[i], ", expected ", head[i], " as in sequence ",

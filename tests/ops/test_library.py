@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,9 +35,18 @@ def test_a_broken_library_is_an_error_that_names_it(tmp_path: Path, name: str) -
         library.load_libraries(tmp_path)
 
 
-@pytest.mark.skipif(
+without_cuda_library = pytest.mark.skipif(
     (library.FOLDER / "_ops_cuda.so").exists(), reason="the CUDA library is built here"
 )
+
+
+@without_cuda_library
+def test_the_workspace_of_a_gpu_needs_the_cuda_library() -> None:
+    with pytest.raises(RuntimeError, match="pagedkv's CUDA library is not built: build it with"):
+        ops.paged_attention_workspace_size(1, 1, 64, device="cuda:0")
+
+
+@without_cuda_library
 @pytest.mark.parametrize("name", CALLS)
 def test_cuda_tensors_without_the_cuda_library_are_refused(name: str) -> None:
     # There may be no GPU here: the CUDA kernel is called directly, as CUDA tensors would.
@@ -49,6 +59,26 @@ def test_cuda_tensors_without_the_cuda_library_are_refused(name: str) -> None:
     )
     with pytest.raises(RuntimeError, match=message):
         op.redispatch(CUDA, *positional, **call)
+
+
+@pytest.mark.skipif(
+    not (library.FOLDER / "_ops_cuda.so").exists(), reason="the tests above have run"
+)
+def test_the_tests_above_hold_on_a_copy_without_the_cuda_library(tmp_path: Path) -> None:
+    package = tmp_path / "pagedkv"
+    shutil.copytree(library.FOLDER / "ops", package / "ops")
+    shutil.copy(library.FOLDER / "__init__.py", package)
+    (package / "_ops_cpu.so").symlink_to(library.FOLDER / "_ops_cpu.so")
+    names = "needs_the_cuda_library or without_the_cuda_library_are_refused"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", names],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"{len(CALLS) + 1} passed" in run.stdout, run.stdout[-4000:]
 
 
 def test_importing_the_operators_does_not_need_the_engine() -> None:

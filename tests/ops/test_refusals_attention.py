@@ -255,6 +255,12 @@ PREFIX_GROUPS = [
         "prefix_groups[0] has a prefix of 2 tokens, expected at most the 0 that the first query "
         "row of sequence 2 sees",
     ),
+    # Sequence 2 has no query rows; its table is too short for the prefix all the same.
+    everything(
+        groups([2, 1, 4])
+        | {"seq_lens": int32_like(5, 5, 9), "query_start_loc": int32_like(0, 3, 5, 5)},
+        "sequence 2 has 8 tokens in 4 blocks, expected at most the 3 columns of block_tables",
+    ),
     everything(
         groups([0, 2, 1]) | {"block_tables": int32_like([5, 2, 1], [4, 2, 3], [9, 9, 9])},
         "prefix_groups[0]: block_tables[1, 0] is 4, expected 5 as in sequence 0",

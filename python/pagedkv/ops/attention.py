@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pagedkv.ops.library import CUDA_BUILD_HINT
+
 _paged_attention = torch.ops.pagedkv.paged_attention.default
 _merge_attention_states = torch.ops.pagedkv.merge_attention_states.default
 _workspace_size = torch.ops.pagedkv.paged_attention_workspace_size.default
@@ -174,6 +176,8 @@ def paged_attention_workspace_size(
     if place.type == "cpu":
         num_workers = torch.get_num_threads()
     elif place.type == "cuda":
+        if not hasattr(torch.ops.pagedkv, "paged_attention_num_workers"):
+            raise RuntimeError(f"pagedkv's CUDA library is not built: {CUDA_BUILD_HINT}")
         index = torch.cuda.current_device() if place.index is None else place.index
         num_workers = torch.ops.pagedkv.paged_attention_num_workers.default(index)
     else:
