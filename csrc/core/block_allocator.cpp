@@ -7,6 +7,10 @@
 
 namespace pagedkv {
 
+namespace {
+constexpr std::size_t kAhead = 12;  // how far ahead of its use a block's record is fetched
+}
+
 BlockAllocator::BlockAllocator(std::int64_t num_blocks, std::optional<std::uint64_t> shuffle_seed)
     : num_blocks_(static_cast<std::int32_t>(num_blocks)) {
   if (num_blocks < 0 || num_blocks > kMaxNumBlocks) {
@@ -33,6 +37,7 @@ BlockId BlockAllocator::allocate() {
   if (free_.empty()) throw OutOfBlocks("no free block in a pool of " + std::to_string(num_blocks_));
   const BlockId block = free_.back();
   free_.pop_back();
+  if (free_.size() > kAhead) prefetch(free_[free_.size() - kAhead]);
   Meta& meta = meta_[block];
   meta.ref_count = 1;
   set_state(meta, BlockState::kReferenced);
@@ -88,6 +93,11 @@ void BlockAllocator::settle(BlockId block, bool is_cached) {
   } else if (is_cached) {
     set_state(meta, BlockState::kCachedIdle);
     link_last(idle_list(), block);
+    // The links of the idle list lead from one cold record to the next; these lead far enough to
+    // fetch ahead.
+    BlockId& earlier = idle_last_[num_went_idle_++ % kLater];
+    meta_[earlier].later = block;
+    earlier = block;
   } else {
     push_free(block);
   }

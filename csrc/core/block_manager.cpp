@@ -140,12 +140,13 @@ std::int64_t BlockManager::allocate(SeqId id, std::span<const TokenId> tokens,
   sequence.can_publish = cache_.has_value();
   if (cache_)
     sequence.tokens.assign(tokens.begin() + static_cast<std::ptrdiff_t>(num_cached), tokens.end());
-  // Hits first, so that no new block is taken from under them.
+  // Hits first, so that none of them is evicted for a new block.
   for (const BlockId block : blocks_) {
     if (pool_.ref_count(block) == 0) num_tokens_ += block_size_;
     pool_.add_ref(block);
     sequence.table.push_back(block);
   }
+  make_room(needed.num_new_blocks);
   for (std::int64_t i = 0; i < needed.num_new_blocks; ++i) sequence.table.push_back(take_block());
   num_tokens_ += needed.num_tokens - static_cast<std::int64_t>(num_cached);
   sequence.num_unused = static_cast<std::int32_t>(
@@ -157,13 +158,23 @@ std::int64_t BlockManager::allocate(SeqId id, std::span<const TokenId> tokens,
   return static_cast<std::int64_t>(num_cached);
 }
 
-BlockId BlockManager::take_block() {
-  if (pool_.num_free() == 0) {
-    if (const auto victim = pool_.oldest_idle()) {
-      cache_->erase(*victim, [this](BlockId block) { forget_evicted(block); });
-    }
+// Evicts until num_blocks blocks are free. REQUIRES: so many can be allocated.
+void BlockManager::make_room(std::int64_t num_blocks) {
+  if (pool_.num_free() >= num_blocks) return;
+  // An eviction touches three records that nothing else has brought near: the block's own, its
+  // cache entry and, by that entry's hash, its place in the table. The first two are fetched kLater
+  // evictions ahead, the third half as far.
+  constexpr std::size_t kHalf = BlockAllocator::kLater / 2;
+  BlockId soon[kHalf] = {};
+  for (std::size_t i = 0; pool_.num_free() < num_blocks; ++i) {
+    const BlockId victim = pool_.oldest_idle().value();
+    const BlockId later = pool_.guess_later_idle(victim);
+    pool_.prefetch(later);
+    cache_->prefetch(later);
+    if (i >= kHalf) cache_->prefetch_place(soon[i % kHalf]);
+    soon[i % kHalf] = later;
+    cache_->erase(victim, [this](BlockId block) { forget_evicted(block); });
   }
-  return pool_.allocate();
 }
 
 void BlockManager::forget_evicted(BlockId block) {

@@ -94,6 +94,7 @@ std::vector<BlockCopy> BlockManager::append_batch(std::span<const SeqId> ids,
     if (size > sequence.table.capacity())
       sequence.table.reserve(std::max(size, 2 * sequence.table.capacity()));
   }
+  make_room(num_needed);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     Sequence& sequence = sequences_.at(slots_[i]);
     std::int64_t count = counts[i];
@@ -195,7 +196,10 @@ void BlockManager::release_table(Sequence& sequence) {
   std::int64_t num_tokens = block_size_ - sequence.num_unused;  // in the block at hand
   for (std::size_t i = table.size(); i-- > 0; num_tokens = block_size_) {
     const BlockId block = table[i];
-    if (i >= kAhead && table[i - kAhead] >= 0) pool_.prefetch(table[i - kAhead]);
+    if (i >= kAhead && table[i - kAhead] >= 0) {
+      pool_.prefetch(table[i - kAhead]);
+      if (cache_) cache_->prefetch(table[i - kAhead]);
+    }
     if (block < 0) {
       cpu_pool_.release(-1 - block, false);
     } else if (pool_.release(block, is_cached(block))) {

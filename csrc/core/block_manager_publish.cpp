@@ -86,7 +86,11 @@ void BlockManager::publish_blocks(Sequence& sequence, std::int64_t num_full) {
     const auto wanted =
         static_cast<std::int32_t>(std::min<std::int64_t>(num_full - first, PrefixCache::kMaxRun));
     std::int32_t num_blocks = 0;
-    while (num_blocks < wanted && sequence.table[first + num_blocks] >= 0) ++num_blocks;
+    while (num_blocks < wanted && sequence.table[first + num_blocks] >= 0) {
+      cache_->prefetch(sequence.table[first + num_blocks]);
+      cache_->prefetch_row(sequence.table[first + num_blocks]);
+      ++num_blocks;
+    }
     if (num_blocks == 0) break;  // on the CPU; it is published after swap_in
     cache_->prepare(parent, sequence.tokens.data() + sequence.tokens_begin, num_blocks, run);
     for (std::int32_t i = 0; i < num_blocks && sequence.can_publish; ++i) {

@@ -46,8 +46,7 @@ PrefixCache::PrefixCache(std::int32_t num_blocks, std::int32_t block_size,
       mask_(make_mask(hash_bits)),
       places_(std::bit_ceil(std::max<std::size_t>(2 * static_cast<std::size_t>(num_blocks), 16))),
       entries_(static_cast<std::size_t>(num_blocks)),
-      tokens_(std::make_unique_for_overwrite<TokenId[]>(static_cast<std::size_t>(num_blocks) *
-                                                        block_size)),
+      tokens_(static_cast<std::size_t>(num_blocks) * static_cast<std::size_t>(block_size)),
       roots_by_key_(16, KeyedStringHash{secret_}) {
   place_mask_ = static_cast<std::uint32_t>(places_.size() - 1);
   acquire_root("");

@@ -82,7 +82,7 @@ void StepTables::plan_row(std::size_t i, SeqId id, std::int64_t query_len, std::
     refuse("seq_id " + std::to_string(id) + " has " + std::to_string(sequence.table.size()) +
            " blocks, the tables hold max_num_blocks = " + std::to_string(max_num_blocks_));
   }
-  check_writable(sequence, sequence.num_tokens - query_len);
+  if (query_len > 0) check_writable(sequence, sequence.num_tokens - query_len);
   rows_.push_back({.sequence = &sequence, .query_len = query_len});
 }
 

@@ -31,6 +31,7 @@
 #include <utility>
 #include <vector>
 
+#include "pagedkv/core/huge_pages.h"
 #include "pagedkv/core/types.h"
 
 namespace pagedkv {
@@ -93,6 +94,10 @@ class BlockAllocator {
   // Brings a block's record into the CPU cache ahead of its use; shuffled ids defeat the hardware's
   // prefetcher.
   void prefetch(BlockId block) const { __builtin_prefetch(&meta_[block]); }
+  // A guess at the block that is evicted kLater evictions after this one. Wrong where blocks left
+  // the idle list meanwhile, so good for a prefetch and for nothing else; always a block's id.
+  static constexpr std::size_t kLater = 8;
+  BlockId guess_later_idle(BlockId block) const { return meta_[block].later; }
 
   // Throws InvariantViolation.
   void check() const;
@@ -105,6 +110,8 @@ class BlockAllocator {
         0;  // neighbours on the idle list or on a step's list; lists are rings closed by a sentinel
     BlockId next = 0;
     BlockState state = BlockState::kFree;
+    BlockId later =
+        0;  // the block that went idle kLater blocks after this one, if both are where they were
   };
 
   std::int32_t index(BlockId block) const {
@@ -129,13 +136,15 @@ class BlockAllocator {
   [[noreturn]] void throw_foreign(BlockId block) const;
 
   std::int32_t num_blocks_;
-  std::vector<Meta> meta_;  // [num_blocks + sentinels of the idle list and of each step's list]
-  std::vector<BlockId>
+  HugeVector<Meta> meta_;  // [num_blocks + sentinels of the idle list and of each step's list]
+  HugeVector<BlockId>
       free_;  // a stack: the block freed last is taken first, while its memory is warm
   std::int32_t num_in_[kNumBlockStates] = {};
   std::int32_t num_shared_ = 0;
   StepId first_step_ = 1;  // oldest in flight; steps [first_step_, next_step_) are in flight
   StepId next_step_ = 1;
+  BlockId idle_last_[kLater] = {};  // the blocks that went idle last, a ring
+  std::size_t num_went_idle_ = 0;
 };
 
 }  // namespace pagedkv

@@ -55,9 +55,9 @@ struct BlockManagerConfig {
   std::int64_t num_cpu_blocks = 0;
   double watermark = 0.01;  // fraction of the pool that admission leaves allocatable, [0, 1)
   bool enable_prefix_caching = true;
-  std::optional<std::string> hash_secret;     // none: random, one per process
-  std::int64_t hash_bits = 128;               // fewer weaken the hash, for tests
-  std::optional<std::uint64_t> shuffle_seed;  // initial order of the free list
+  std::optional<std::string> hash_secret = std::nullopt;     // none: random, one per process
+  std::int64_t hash_bits = 128;                              // fewer weaken the hash, for tests
+  std::optional<std::uint64_t> shuffle_seed = std::nullopt;  // initial order of the free list
 };
 
 class BlockManager {
@@ -169,7 +169,8 @@ class BlockManager {
     return (num_tokens + block_size_ - 1) / block_size_;
   }
   bool is_cached(BlockId block) const { return cache_ && cache_->is_published(block); }
-  BlockId take_block();
+  void make_room(std::int64_t num_blocks);
+  BlockId take_block() { return pool_.allocate(); }  // after make_room
   void forget_evicted(BlockId block);
   void release(BlockId block);
   void throw_out_of_blocks(const char* what, std::int64_t num_needed, std::int64_t num_there) const;

@@ -28,7 +28,6 @@
 
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -36,6 +35,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "pagedkv/core/huge_pages.h"
 #include "pagedkv/core/siphash.h"
 #include "pagedkv/core/types.h"
 
@@ -110,7 +110,13 @@ class PrefixCache {
     return num_before;
   }
 
+  // Bring into the CPU cache what publishing or erasing a block touches: first its entry, then its
+  // place in the table.
   void prefetch(BlockId block) const { __builtin_prefetch(&entries_[block]); }
+  void prefetch_row(BlockId block) const { __builtin_prefetch(tokens(block), 1); }
+  void prefetch_place(BlockId block) const {
+    __builtin_prefetch(&places_[entries_[block].key.low & place_mask_]);
+  }
 
   // Throws InvariantViolation.
   void check() const;
@@ -166,11 +172,10 @@ class PrefixCache {
   Hash128 secret_;
   Hash128 mask_;
   std::uint32_t place_mask_;    // places_.size() - 1, a power of two less one
-  std::vector<Place> places_;   // at most half full; linear probing, erased by shifting back
-  std::vector<Entry> entries_;  // [num_blocks]
-  std::unique_ptr<TokenId[]>
-      tokens_;               // [num_blocks, block_size]; rows of published blocks are valid
-  std::vector<Root> roots_;  // root 0, of the empty extra key, is never dropped
+  HugeVector<Place> places_;    // at most half full; linear probing, erased by shifting back
+  HugeVector<Entry> entries_;   // [num_blocks]
+  HugeVector<TokenId> tokens_;  // [num_blocks, block_size]; rows of published blocks are valid
+  std::vector<Root> roots_;     // root 0, of the empty extra key, is never dropped
   std::vector<NodeId> free_roots_;
   RootsByKey roots_by_key_;
   std::int64_t num_published_ = 0;

@@ -28,22 +28,55 @@ struct Snapshot {
   std::vector<BlockId> block_ids;            // block tables one after another
 };
 
-// Thread safety: store() by one thread, load() by any number. Neither waits for the other beyond a
-// few instructions.
+// Thread safety: store() by one thread, load() by any number. A load never waits for a store. A
+// store waits only while kNumSlots - 1 readers are all in the middle of a load, a few instructions
+// each.
+//
+// (std::atomic<std::shared_ptr> would say the same in one line; libstdc++ 12 has a data race in
+// it.)
 class SnapshotCell {
  public:
+  static constexpr int kNumSlots = 16;
+
   SnapshotCell() = default;
   SnapshotCell(const SnapshotCell&) = delete;
   SnapshotCell& operator=(const SnapshotCell&) = delete;
 
   void store(std::shared_ptr<const Snapshot> snapshot) {
-    newest_.store(std::move(snapshot), std::memory_order_release);
+    // A slot that is not the newest and has no reader: a reader that comes to it now sees that it
+    // is not the newest and turns away without a look at the pointer.
+    const int newest = newest_.load();
+    for (int at = (newest + 1) % kNumSlots;; at = (at + 1) % kNumSlots) {
+      if (at == newest || slots_[at].num_readers.load() != 0) continue;
+      slots_[at].snapshot = std::move(snapshot);
+      newest_.store(at);
+      break;
+    }
+    for (int at = 0; at < kNumSlots; ++at) {  // let go of older ones
+      if (at != newest_.load() && slots_[at].num_readers.load() == 0) slots_[at].snapshot.reset();
+    }
   }
   // Null before the first store.
-  std::shared_ptr<const Snapshot> load() const { return newest_.load(std::memory_order_acquire); }
+  std::shared_ptr<const Snapshot> load() const {
+    for (;;) {
+      const int at = newest_.load();
+      slots_[at].num_readers.fetch_add(1);
+      std::shared_ptr<const Snapshot> snapshot;
+      const bool is_newest = newest_.load() == at;
+      if (is_newest) snapshot = slots_[at].snapshot;
+      slots_[at].num_readers.fetch_sub(1);
+      if (is_newest) return snapshot;
+    }
+  }
 
  private:
-  std::atomic<std::shared_ptr<const Snapshot>> newest_;
+  struct Slot {
+    std::shared_ptr<const Snapshot>
+        snapshot;  // written by the owner while num_readers is 0 and it is not the newest
+    mutable std::atomic<int> num_readers = 0;
+  };
+  Slot slots_[kNumSlots];
+  std::atomic<int> newest_ = 0;
 };
 
 }  // namespace pagedkv
