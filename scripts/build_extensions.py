@@ -90,6 +90,9 @@ def _core_extension() -> Extension:
         "pagedkv._core",
         sources("csrc/core", "csrc/bindings"),
         include_dirs=[str(ROOT / "include")],
+        # setuptools does not look into sources: a changed header must rebuild them too.
+        depends=[str(path) for path in sorted(ROOT.glob("include/pagedkv/core/*.h"))]
+        + [str(path) for path in sorted(ROOT.glob("csrc/bindings/*.h"))],
         cxx_std=20,
         extra_compile_args=["-O3", "-fvisibility=hidden", "-Wall", "-Wextra"],
     )
