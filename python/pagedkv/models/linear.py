@@ -1,9 +1,9 @@
 """The product with a weight matrix, in the fastest form that torch has for the device.
 
-On a CPU this is oneDNN with the weight reordered once into its blocked layout, for no number of rows
-in particular: from 1 to 2,048 rows, in fp32 and bf16, it takes between a third and all of the time
-of torch's own product (benchmarks/bench_cpu_linear.py), most clearly so at the 1 to 32 rows of
-decoding. It also gives a row the same bits whatever rows are multiplied with it.
+On a CPU this is oneDNN with the weight reordered once into its blocked layout, for no number of
+rows in particular: about one to four times the speed of torch's own product from 2,048 rows down to
+the few of decoding, in fp32 and bf16 (benchmarks/bench_cpu_linear.py). Where that was measured, a
+row also has the same bits whatever rows are multiplied with it.
 """
 
 from __future__ import annotations
