@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(shell find csrc include -type f) scripts/build_extensions.py setup.py pyproject.toml
 PROMPT ?= What is the capital of France?
+SECOND ?= What is the capital of Germany?
 
 .PHONY: demo test lint bench clean
 
 demo: $(STAMP)
-	$(BIN)/pagedkv generate smollm2 --chat --max-tokens 48 --temperature 0 --draw -p "$(PROMPT)" -p "What is the capital of Italy?"
+	$(BIN)/pagedkv generate smollm2 --chat --max-tokens 48 --temperature 0 --draw -p "$(PROMPT)" -p "$(SECOND)"
 
 test: $(STAMP) $(VENV)/.model
-	$(BIN)/python -m pytest -n auto --dist worksteal tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests
 
 lint: $(STAMP)
 	scripts/lint.sh $(BIN)
