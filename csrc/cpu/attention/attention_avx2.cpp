@@ -1,0 +1,9 @@
+// Paged attention for AVX2. The bodies are the same for every instruction set.
+#include "cpu/attention/task.h"
+#include "cpu/element_dispatch.h"
+#include "cpu/simd/target.h"
+
+#if PAGEDKV_HAS_X86_KERNELS
+#define PAGEDKV_SIMD_AVX2
+#include "cpu/attention/attention_body.h"
+#endif
