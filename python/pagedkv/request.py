@@ -24,6 +24,8 @@ class Request:
         sampling_params: as the caller gave them.
         seed: of this request's draws; the caller's or one the engine chose.
         prompt: the prompt's text, where there was one.
+        cache_salt: prefixes are shared only between requests with the same salt, so a tenant cannot
+            learn from timing what others have asked. None: shared with all that have none.
     """
 
     request_id: str
@@ -33,12 +35,18 @@ class Request:
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
     prompt: str | None = None
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         if self.prompt_token_ids.ndim != 1 or self.prompt_token_ids.size == 0:
             raise ValueError(f"request {self.request_id!r} has an empty prompt")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+
+    @property
+    def extra_key(self) -> bytes:
+        """What the prefix cache hashes beside the tokens."""
+        return b"" if self.cache_salt is None else self.cache_salt.encode()
 
     @property
     def prompt_len(self) -> int:

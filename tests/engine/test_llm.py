@@ -105,3 +105,15 @@ def test_an_unknown_option_is_refused_before_anything_is_loaded() -> None:
         LLM("smollm2", max_model_length=5)
     with pytest.raises(ValueError, match="dtype must be one of"):
         EngineConfig.from_options("smollm2", dtype="int8")
+
+
+def test_equal_prompts_share_one_prefill_unless_a_salt_or_a_reset_keeps_them_apart(
+    llm: LLM,
+) -> None:
+    prompt = "the same words for all"  # 22 tokens
+    cached = [one.num_cached_tokens for one in llm.generate([prompt] * 3, GREEDY, use_tqdm=False)]
+    assert cached == [0, 20, 20]
+    salted = llm.generate([prompt] * 2, GREEDY, use_tqdm=False, cache_salt="tenant")
+    assert [one.num_cached_tokens for one in salted] == [0, 20]
+    assert llm.reset_prefix_cache() > 0
+    assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0

@@ -41,13 +41,19 @@ def solo(request: Request) -> list[int]:
 
 
 def make_request(
-    name: str, prompt: list[int] | np.ndarray, max_tokens: int, *, stops: tuple[int, ...] = ()
+    name: str,
+    prompt: list[int] | np.ndarray,
+    max_tokens: int,
+    *,
+    stops: tuple[int, ...] = (),
+    salt: str | None = None,
 ) -> Request:
     return Request(
         request_id=name,
         prompt_token_ids=np.asarray(prompt, dtype=np.int32),
         max_tokens=max_tokens,
         stop_token_ids=stops,
+        cache_salt=salt,
     )
 
 
@@ -86,7 +92,12 @@ class Simulation:
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens
         )
-        self.scheduler = Scheduler(self.manager, config, max_model_len=self.max_model_len)
+        self.scheduler = Scheduler(
+            self.manager,
+            config,
+            max_model_len=self.max_model_len,
+            enable_prefix_caching=self.enable_prefix_caching,
+        )
         max_num_blocks = -(-self.max_model_len // self.block_size)
         self.tables = StepTables(self.manager, self.max_num_seqs, max_num_blocks)
         # Poison: an entry that no table owns points outside the cache.

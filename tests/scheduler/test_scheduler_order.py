@@ -197,7 +197,9 @@ def test_a_blocked_prompt_is_not_hashed_again_in_every_step() -> None:
     counting = CountingManager(simulation.manager)
     simulation.scheduler._admission._manager = counting  # type: ignore[assignment]
     asked: list[int] = []
-    counting.can_allocate = lambda ids: asked.append(1) or simulation.manager.can_allocate(ids)  # type: ignore[attr-defined]
+    counting.can_allocate = lambda ids, **key: (  # type: ignore[attr-defined]
+        asked.append(1) or simulation.manager.can_allocate(ids, **key)
+    )
     simulation.add(make_request("holds", prompt_of(20), 16))
     simulation.add(make_request("waits", prompt_of(30, 1), 4))
     simulation.run_all()

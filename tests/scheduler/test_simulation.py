@@ -52,7 +52,8 @@ def simulate(seed: int) -> Simulation:
             prompt = random_prompt(rng, prefixes, simulation.max_model_len - 1)
             max_tokens = rng.randint(1, min(30, simulation.max_model_len - len(prompt)))
             stops = (STOP_ID, 11) if rng.random() < 0.3 else ()
-            request = make_request(f"r{number}", prompt, max_tokens, stops=stops)
+            salt = rng.choice([None, None, "one", "two"])
+            request = make_request(f"r{number}", prompt, max_tokens, stops=stops, salt=salt)
             needed = -(-(len(prompt) + max_tokens - 1) // simulation.block_size)
             if needed > simulation.num_blocks:
                 with pytest.raises(ValueError, match=f"need {needed} blocks"):

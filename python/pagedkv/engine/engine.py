@@ -62,7 +62,10 @@ class Engine:
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
         self._scheduler = Scheduler(
-            self._manager, config.scheduler, max_model_len=loaded.max_model_len
+            self._manager,
+            config.scheduler,
+            max_model_len=loaded.max_model_len,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
         )
         self._runner = ModelRunner(
             loaded.model,
@@ -95,23 +98,38 @@ class Engine:
         params: SamplingParams,
         *,
         prompt_text: str | None = None,
+        cache_salt: str | None = None,
     ) -> Request:
         """Check a request as add_request does, without queueing it. prompt_text: what its output
         shows of a prompt given as ids.
         """
-        request = self._requests.build(request_id, prompt, params, prompt_text=prompt_text)
+        request = self._requests.build(
+            request_id, prompt, params, prompt_text=prompt_text, cache_salt=cache_salt
+        )
         self._scheduler.check_admissible(request)
         return request
 
     def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, *, stream: bool = False
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        stream: bool = False,
+        cache_salt: str | None = None,
     ) -> None:
         """Queue a prompt (text or token ids).
+
+        Args:
+            stream: its text comes in pieces in step().deltas.
+            cache_salt: share cached prefixes only with requests of the same salt (one per tenant).
 
         Raises:
             ValueError, TypeError: what is wrong, in words; nothing was queued then.
         """
-        self.add(self.make_request(request_id, prompt, params), stream=stream)
+        self.add(
+            self.make_request(request_id, prompt, params, cache_salt=cache_salt), stream=stream
+        )
 
     def add(self, request: Request, *, stream: bool = False) -> None:
         """Queue a request of make_request. stream: its text comes in pieces in step().deltas."""
@@ -192,8 +210,16 @@ class Engine:
         return self._scheduler.num_waiting
 
     def statistics(self) -> Statistics:
-        """The block manager's counters."""
+        """The block manager's counters. Tokens that prompts looked up in the prefix cache are
+        prefix_cache_queries, those found there prefix_cache_hits; the rest were missed.
+        """
         return self._manager.statistics()
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix; requests that run keep their blocks and go on. Returns how
+        many blocks were findable.
+        """
+        return self._manager.reset_prefix_cache()
 
     def cache_view(self) -> CacheView:
         """The cache as it is now, for pictures."""

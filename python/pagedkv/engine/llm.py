@@ -51,6 +51,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts; outputs come in their order.
 
@@ -58,6 +59,7 @@ class LLM:
             prompts: a text, a list of token ids, or a list of these.
             sampling_params: one for all, or one for each. None: the defaults.
             use_tqdm: show a progress bar on the terminal.
+            cache_salt: share cached prefixes only with requests of the same salt.
 
         Returns:
             one RequestOutput per prompt; one that failed has finish_reason "error" and says why.
@@ -67,7 +69,8 @@ class LLM:
         """
         batch = [prompts] if _is_single(prompts) else list(prompts)
         params = _params_for(len(batch), sampling_params)
-        return self._run(batch, [None] * len(batch), params, use_tqdm=use_tqdm)
+        texts = [None] * len(batch)
+        return self._run(batch, texts, params, use_tqdm=use_tqdm, cache_salt=cache_salt)
 
     def chat(
         self,
@@ -75,6 +78,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template. Special
         tokens that a message spells out are plain text.
@@ -84,7 +88,11 @@ class LLM:
         texts = [self.tokenizer.apply_chat_template(one) for one in conversations]
         prompts = [self.tokenizer.encode_chat(one) for one in conversations]
         params = _params_for(len(texts), sampling_params)
-        return self._run(prompts, texts, params, use_tqdm=use_tqdm)
+        return self._run(prompts, texts, params, use_tqdm=use_tqdm, cache_salt=cache_salt)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix. Returns how many blocks were findable."""
+        return self.engine.reset_prefix_cache()
 
     def _run(
         self,
@@ -93,9 +101,12 @@ class LLM:
         params: Sequence[SamplingParams],
         *,
         use_tqdm: bool,
+        cache_salt: str | None,
     ) -> list[RequestOutput]:
         requests = [
-            self.engine.make_request(str(next(self._names)), prompt, one, prompt_text=text)
+            self.engine.make_request(
+                str(next(self._names)), prompt, one, prompt_text=text, cache_salt=cache_salt
+            )
             for prompt, text, one in zip(prompts, texts, params, strict=True)
         ]
         outputs: dict[str, RequestOutput] = {}

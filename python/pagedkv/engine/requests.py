@@ -15,6 +15,8 @@ from pagedkv.sampling import philox4x32
 from pagedkv.sampling_params import SamplingParams
 from pagedkv.text import Tokenizer
 
+MAX_CACHE_SALT_LEN = 256  # bytes
+
 Prompt = str | Sequence[int] | NDArray[np.integer]
 
 
@@ -46,6 +48,7 @@ class RequestBuilder:
         params: SamplingParams,
         *,
         prompt_text: str | None = None,
+        cache_salt: str | None = None,
     ) -> Request:
         """A Request, or ValueError / TypeError naming what is wrong with it.
 
@@ -54,6 +57,7 @@ class RequestBuilder:
         """
         if not isinstance(params, SamplingParams):
             raise TypeError(f"sampling_params must be a SamplingParams, got {params!r}")
+        check_cache_salt(request_id, cache_salt)
         token_ids = self._token_ids(request_id, prompt)
         params.check_vocabulary(self._vocab_size)
         if params.stop and self._tokenizer is None:
@@ -69,6 +73,7 @@ class RequestBuilder:
             sampling_params=params,
             seed=self._next_seed() if params.seed is None else params.seed,
             prompt=prompt if isinstance(prompt, str) else prompt_text,
+            cache_salt=cache_salt,
         )
 
     def _token_ids(self, request_id: str, prompt: Prompt) -> NDArray[np.int32]:
@@ -123,3 +128,19 @@ class RequestBuilder:
             tuple(np.array([word], dtype=np.uint64) for word in divmod(self._seed, 2**32)[::-1]),
         )
         return int(high[0]) << 32 | int(low[0])
+
+
+def check_cache_salt(request_id: str, salt: str | None) -> None:
+    if salt is None:
+        return
+    if not isinstance(salt, str):
+        raise TypeError(f"request {request_id!r}: cache_salt must be a string, got {salt!r}")
+    try:
+        num_bytes = len(salt.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"request {request_id!r}: cache_salt is not valid text: {error}") from None
+    if not 1 <= num_bytes <= MAX_CACHE_SALT_LEN:
+        raise ValueError(
+            f"request {request_id!r}: cache_salt must have 1 to {MAX_CACHE_SALT_LEN} bytes, got "
+            f"{num_bytes}; leave it out to share with all requests that have none"
+        )

@@ -67,8 +67,11 @@ class Admission:
         # prompts are done, never wrong.
         if promised and self.blocks_for(entry.token_ids.size) + promised > available:
             return False
-        if self._manager.can_allocate(entry.token_ids) == CanAllocate.OK:
+        if self._can_allocate(entry) == CanAllocate.OK:
             self._blocked = None
             return True
         self._blocked = (entry, available)
         return False
+
+    def _can_allocate(self, entry: Entry) -> CanAllocate:
+        return self._manager.can_allocate(entry.token_ids, extra_key=entry.request.extra_key)

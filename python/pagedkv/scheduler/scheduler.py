@@ -20,6 +20,7 @@ from pagedkv.records import Admitted, FinishedRequest, FinishReason, Preempted, 
 from pagedkv.request import Request
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.entry import Entry
+from pagedkv.scheduler.pending import PendingPrefixes
 from pagedkv.scheduler.rows import share_budget, singles_first
 from pagedkv.scheduler.slots import FREE, SlotTable
 
@@ -35,12 +36,18 @@ class Scheduler:
     """
 
     def __init__(
-        self, manager: BlockManager, config: SchedulerConfig, *, max_model_len: int
+        self,
+        manager: BlockManager,
+        config: SchedulerConfig,
+        *,
+        max_model_len: int,
+        enable_prefix_caching: bool = True,
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
         self.slots = SlotTable(config.max_num_seqs, max_model_len)
         self._manager = manager
+        self._has_prefix_cache = enable_prefix_caching
         self._entries: dict[str, Entry] = {}
         self._waiting: deque[Entry] = deque()
         self._by_slot: list[Entry | None] = [None] * config.max_num_seqs
@@ -76,7 +83,7 @@ class Scheduler:
         return {entry.seq_id: name for name, entry in self._entries.items()}
 
     def check_admissible(self, request: Request) -> None:
-        """Raise ValueError, with the numbers, if the request could never run here. Queues nothing."""
+        """Raise ValueError with the numbers if the request can never run here. Queues nothing."""
         if request.request_id in self._entries:
             raise ValueError(
                 f"request id {request.request_id!r} is in use by an unfinished request"
@@ -126,9 +133,10 @@ class Scheduler:
         self.slots.num_computed[rows] += query_lens
         admitted: list[Admitted] = []
         if self._waiting and not preempted:
-            admitted, new_query_lens = self._admit(
-                self.config.max_num_batched_tokens - int(query_lens.sum())
-            )
+            pending = PendingPrefixes(self._manager, enabled=self._has_prefix_cache)
+            pending.add_chunks(self.slots, self._by_slot, rows, query_lens)
+            budget = self.config.max_num_batched_tokens - int(query_lens.sum())
+            admitted, new_query_lens = self._admit(budget, pending)
             new_rows = np.array([a.slot for a in admitted], dtype=np.int64)
             rows = np.concatenate([rows, new_rows])
             query_lens = np.concatenate([query_lens, new_query_lens])
@@ -212,7 +220,7 @@ class Scheduler:
     def _make_room(
         self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Preempted]]:
-        """Preempt the latest arrivals until the rows' new blocks fit; victims leave the step too."""
+        """Preempt the latest arrivals until the rows' new blocks fit; victims leave the step."""
         preempted: list[Preempted] = []
         while rows.size:
             needed = self._manager.num_blocks_needed(self.slots.seq_ids[rows], query_lens)
@@ -232,9 +240,11 @@ class Scheduler:
             rows, query_lens = rows[keep], query_lens[keep]
         return rows, query_lens, preempted
 
-    def _admit(self, budget: int) -> tuple[list[Admitted], NDArray[np.int64]]:
-        """Admit from the front of the queue while slots, tokens and blocks last. Prefix match
-        first, size after.
+    def _admit(
+        self, budget: int, pending: PendingPrefixes
+    ) -> tuple[list[Admitted], NDArray[np.int64]]:
+        """Admit from the front of the queue while slots, tokens and blocks last, and unless the
+        head had better wait for what this step computes. Prefix match first, size after.
         """
         manager, table = self._manager, self.slots
         admitted: list[Admitted] = []
@@ -242,11 +252,17 @@ class Scheduler:
         promised = self._admission.promised_blocks(table, self._order)
         while self._waiting and table.num_free and budget > 0:
             entry = self._waiting[0]
+            token_ids, extra_key = entry.token_ids, entry.request.extra_key
             if not self._admission.has_room(entry, promised):
                 break
+            if pending.is_worth_waiting(token_ids, extra_key):
+                break
             self._waiting.popleft()
-            cached = manager.allocate(entry.seq_id, entry.token_ids, max_new_tokens=budget)
-            query_len = min(entry.token_ids.size - cached, budget)
+            cached = manager.allocate(
+                entry.seq_id, token_ids, max_new_tokens=budget, extra_key=extra_key
+            )
+            query_len = min(token_ids.size - cached, budget)
+            pending.add(token_ids, cached, cached + query_len, extra_key)
             slot = table.take(entry.request, entry.seq_id, entry.token_ids)
             table.num_computed[slot] = cached + query_len
             entry.slot = slot
