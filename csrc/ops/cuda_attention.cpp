@@ -52,7 +52,20 @@ void merge_attention_states(const Tensor& out, const std::optional<Tensor>& lse,
   cuda::launch_merge_attention_states(params, context.stream());
 }
 
+int64_t paged_attention_num_workers(int64_t device_index) {
+  return cuda::paged_attention_num_workers(static_cast<int>(device_index));
+}
+
 }  // namespace
+
+// Only this library knows the grid; Python asks it for paged_attention_workspace_size.
+STABLE_TORCH_LIBRARY_FRAGMENT(pagedkv, library) {
+  library.def("paged_attention_num_workers(int device_index) -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pagedkv, CompositeExplicitAutograd, library) {
+  library.impl("paged_attention_num_workers", TORCH_BOX(&paged_attention_num_workers));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(pagedkv, CUDA, library) {
   library.impl("paged_attention", TORCH_BOX(&paged_attention));

@@ -38,8 +38,8 @@ void swap_blocks(const Tensor& source, const Tensor& destination, const Tensor& 
   const SwapBlocksParams params = swap_blocks_params(source, destination, pairs);
   const Tensor& on_device = source.is_cuda() ? source : destination;
   for (const Operand& operand : {Operand("source", source), Operand("destination", destination)}) {
-    STD_TORCH_CHECK(operand.tensor().is_cpu() || operand.tensor().get_device_index() ==
-                                                     on_device.get_device_index(),
+    STD_TORCH_CHECK(operand.tensor().is_cpu() ||
+                        operand.tensor().get_device_index() == on_device.get_device_index(),
                     "pagedkv::swap_blocks: ", operand.name(), " is on ",
                     device_name(operand.tensor()), ", expected cpu or ", device_name(on_device));
   }

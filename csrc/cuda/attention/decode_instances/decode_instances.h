@@ -1,0 +1,18 @@
+// The instantiations of decode attention, one file for each activation type and cache type, five
+// padded head sizes in each: 30 kernels.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "pagedkv/kernels/attention_params.h"
+
+namespace pagedkv::cuda {
+
+void launch_decode_bfloat16(const PagedAttentionParams& params, cudaStream_t stream);
+void launch_decode_bfloat16_e4m3(const PagedAttentionParams& params, cudaStream_t stream);
+void launch_decode_bfloat16_e5m2(const PagedAttentionParams& params, cudaStream_t stream);
+void launch_decode_float16(const PagedAttentionParams& params, cudaStream_t stream);
+void launch_decode_float16_e4m3(const PagedAttentionParams& params, cudaStream_t stream);
+void launch_decode_float16_e5m2(const PagedAttentionParams& params, cudaStream_t stream);
+
+}  // namespace pagedkv::cuda

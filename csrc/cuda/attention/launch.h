@@ -1,0 +1,25 @@
+// The launchers that paged_attention is made of; attention/paged_attention.cu chooses among them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "pagedkv/kernels/attention_params.h"
+
+namespace pagedkv::cuda {
+
+// Every type, size, stride and alignment; slow. Only sequences of more than min_rows packed rows.
+void launch_generic_attention(const PagedAttentionParams& params, int min_rows,
+                              cudaStream_t stream);
+
+// Whether the tensor-core kernels can address these operands: 16-bit activations, head_dim a
+// multiple of what 16 bytes of the cache hold, block_size a multiple of 8, aligned pointers and
+// strides.
+bool tensor_core_operands(const PagedAttentionParams& params);
+
+// Sequences of at most kMaxDecodeRows packed rows. Writes their rows of out and lse.
+void launch_decode_attention(const PagedAttentionParams& params, cudaStream_t stream);
+
+// The other sequences.
+void launch_prefill_attention(const PagedAttentionParams& params, cudaStream_t stream);
+
+}  // namespace pagedkv::cuda

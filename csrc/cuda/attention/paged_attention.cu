@@ -1,0 +1,39 @@
+// paged_attention: which kernels a batch needs. Lengths are on the device and not read here, so the
+// choice depends on sizes, types and alignment alone, and holds for every replay of a graph.
+#include "cuda/attention/launch.h"
+#include "cuda/attention/sequence.cuh"
+#include "cuda/device/launch.h"
+#include "pagedkv/kernels/cuda_launchers.h"
+
+namespace pagedkv::cuda {
+
+bool tensor_core_operands(const PagedAttentionParams& params) {
+  if (params.type == ElementType::kFloat32) return false;
+  const ConstKvCache& cache = params.cache;
+  const int64_t stored = element_bytes(cache.type);
+  constexpr int64_t kElement = 2;
+  return cache.head_dim % (16 / stored) == 0 && cache.block_size % 8 == 0 &&
+         aligned_to(16, {params.query, params.out, cache.key, cache.value},
+                    {params.query_stride_token * kElement, params.query_stride_head * kElement,
+                     params.out_stride_token * kElement, params.out_stride_head * kElement,
+                     cache.key_stride_block * stored, cache.key_stride_head * stored,
+                     cache.key_stride_token * stored, cache.value_stride_block * stored,
+                     cache.value_stride_head * stored, cache.value_stride_token * stored});
+}
+
+int64_t paged_attention_num_workers(int device_index) {
+  constexpr int64_t kMostBlocksPerMultiprocessor = 2;
+  return kMostBlocksPerMultiprocessor *
+         device_attribute(cudaDevAttrMultiProcessorCount, device_index);
+}
+
+void launch_paged_attention(const PagedAttentionParams& params, StreamHandle handle) {
+  const auto stream = static_cast<cudaStream_t>(handle);
+  if (params.num_tokens == 0 || params.num_seqs == 0 || params.max_query_len == 0) return;
+  if (!tensor_core_operands(params)) return launch_generic_attention(params, 0, stream);
+  launch_decode_attention(params, stream);
+  const int64_t group = params.num_heads / params.cache.num_kv_heads;
+  if (params.max_query_len * group > kMaxDecodeRows) launch_prefill_attention(params, stream);
+}
+
+}  // namespace pagedkv::cuda

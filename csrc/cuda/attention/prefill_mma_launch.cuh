@@ -1,0 +1,32 @@
+// The launch of one mma.sync prefill instantiation. Each file of prefill_instances/ defines some.
+#pragma once
+
+#include "cuda/attention/prefill_mma_kernel.cuh"
+#include "cuda/device/launch.h"
+
+namespace pagedkv::cuda {
+
+template <class T, class C, int kDim>
+void launch_prefill_mma(const PagedAttentionParams& params, cudaStream_t stream) {
+  using Traits = PrefillTraits<T, C, kDim>;
+  auto* kernel = prefill_mma_kernel<T, C, kDim>;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  Traits::kSharedBytes),
+             "paged_attention (prefill): shared memory");
+  kernel<<<grid_size(prefill_blocks(params, Traits::kRows)), Traits::kThreads, Traits::kSharedBytes,
+           stream>>>(params);
+  check_launch("paged_attention (prefill)");
+}
+
+// By padded head_dim.
+template <class T, class C>
+void launch_prefill_mma_any_dim(const PagedAttentionParams& params, cudaStream_t stream) {
+  const int64_t head_dim = params.cache.head_dim;
+  if (head_dim <= 64) return launch_prefill_mma<T, C, 64>(params, stream);
+  if (head_dim <= 96) return launch_prefill_mma<T, C, 96>(params, stream);
+  if (head_dim <= 128) return launch_prefill_mma<T, C, 128>(params, stream);
+  if (head_dim <= 192) return launch_prefill_mma<T, C, 192>(params, stream);
+  return launch_prefill_mma<T, C, 256>(params, stream);
+}
+
+}  // namespace pagedkv::cuda

@@ -1,0 +1,192 @@
+// rms_norm, and the form that first adds into the residual.
+//
+// Grid: one block a row. The row stays in registers between the sum of squares and the product, so
+// memory is read and written once: 2 * hidden elements a row, 4 * hidden with the residual.
+// Instantiations: 3 types x {with, without residual} x {1, 4 vectors a thread, streamed} = 18.
+#include "cuda/device/launch.h"
+#include "cuda/device/numeric.cuh"
+#include "pagedkv/kernels/cuda_launchers.h"
+
+namespace pagedkv::cuda {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+// Sum over the block, the same in all threads. scratch: float [32].
+__device__ float block_sum(float x, float* scratch) {
+  x = warp_sum(x);
+  const int num_warps = static_cast<int>(blockDim.x) / 32;
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = 0.0f;
+  for (int warp = 0; warp < num_warps; ++warp) sum += scratch[warp];
+  return sum;
+}
+
+// One row of either op, by name: where x comes from, where the sum and the result go.
+template <class T>
+struct NormRow {
+  const T* input;
+  T* residual;  // read, and written with input + residual; unused without residual
+  const T* weight;
+  T* out;
+  int64_t hidden_size;
+  float epsilon;
+};
+
+// kItems vectors of kVec elements a thread, in registers.
+template <class T, int kVec, int kItems, bool kWithResidual>
+__device__ void norm_row_in_registers(const NormRow<T>& row) {
+  __shared__ float scratch[32];
+  const int64_t vecs = row.hidden_size / kVec;
+  Vec<float, kVec> x[kItems];
+  float squares = 0.0f;
+#pragma unroll
+  for (int item = 0; item < kItems; ++item) {
+    const int64_t v = threadIdx.x + static_cast<int64_t>(item) * blockDim.x;
+    if (v >= vecs) continue;
+    x[item] = widen(load_vec<kVec>(row.input + v * kVec));
+    if constexpr (kWithResidual) {
+      const Vec<float, kVec> old = widen(load_vec<kVec>(row.residual + v * kVec));
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) x[item].data[i] += old.data[i];
+      // The norm is of the residual as it is stored.
+      const Vec<T, kVec> rounded = narrow<T>(x[item]);
+      store_vec<kVec>(row.residual + v * kVec, rounded);
+      x[item] = widen(rounded);
+    }
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) squares += x[item].data[i] * x[item].data[i];
+  }
+  const float mean = block_sum(squares, scratch) / static_cast<float>(row.hidden_size);
+  const float factor = rsqrtf(mean + row.epsilon);
+#pragma unroll
+  for (int item = 0; item < kItems; ++item) {
+    const int64_t v = threadIdx.x + static_cast<int64_t>(item) * blockDim.x;
+    if (v >= vecs) continue;
+    const Vec<float, kVec> weight = widen(load_vec<kVec>(row.weight + v * kVec));
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[item].data[i] *= factor * weight.data[i];
+    store_vec<kVec>(row.out + v * kVec, narrow<T>(x[item]));
+  }
+}
+
+// Any size and alignment: the row is read twice.
+template <class T, bool kWithResidual>
+__device__ void norm_row_streamed(const NormRow<T>& row) {
+  __shared__ float scratch[32];
+  float squares = 0.0f;
+  for (int64_t i = threadIdx.x; i < row.hidden_size; i += blockDim.x) {
+    float x = to_float(row.input[i]);
+    if constexpr (kWithResidual) {
+      const T rounded = from_float<T>(x + to_float(row.residual[i]));
+      row.residual[i] = rounded;
+      x = to_float(rounded);
+    }
+    squares += x * x;
+  }
+  const float mean = block_sum(squares, scratch) / static_cast<float>(row.hidden_size);
+  const float factor = rsqrtf(mean + row.epsilon);
+  for (int64_t i = threadIdx.x; i < row.hidden_size; i += blockDim.x) {
+    const float x = to_float(kWithResidual ? row.residual[i] : row.input[i]);
+    row.out[i] = from_float<T>(x * factor * to_float(row.weight[i]));
+  }
+}
+
+// kItems 0: streamed.
+template <class T, int kItems>
+__device__ void norm_row(const NormRow<T>& row, std::bool_constant<true>) {
+  if constexpr (kItems == 0) {
+    norm_row_streamed<T, true>(row);
+  } else {
+    norm_row_in_registers<T, kVecElements<T>, kItems, true>(row);
+  }
+}
+
+template <class T, int kItems>
+__device__ void norm_row(const NormRow<T>& row, std::bool_constant<false>) {
+  if constexpr (kItems == 0) {
+    norm_row_streamed<T, false>(row);
+  } else {
+    norm_row_in_registers<T, kVecElements<T>, kItems, false>(row);
+  }
+}
+
+template <class T, int kItems>
+__global__ void __launch_bounds__(kMaxThreads)
+    rms_norm_kernel(const __grid_constant__ RmsNormParams params) {
+  const int64_t token = blockIdx.x;
+  norm_row<T, kItems>(
+      NormRow<T>{.input = static_cast<const T*>(params.input) + token * params.input_stride_token,
+                 .residual = nullptr,
+                 .weight = static_cast<const T*>(params.weight),
+                 .out = static_cast<T*>(params.out) + token * params.out_stride_token,
+                 .hidden_size = params.hidden_size,
+                 .epsilon = params.epsilon},
+      std::bool_constant<false>{});
+}
+
+template <class T, int kItems>
+__global__ void __launch_bounds__(kMaxThreads)
+    fused_add_rms_norm_kernel(const __grid_constant__ FusedAddRmsNormParams params) {
+  const int64_t token = blockIdx.x;
+  T* input = static_cast<T*>(params.input) + token * params.input_stride_token;
+  norm_row<T, kItems>(NormRow<T>{.input = input,
+                                 .residual = static_cast<T*>(params.residual) +
+                                             token * params.residual_stride_token,
+                                 .weight = static_cast<const T*>(params.weight),
+                                 .out = input,
+                                 .hidden_size = params.hidden_size,
+                                 .epsilon = params.epsilon},
+                      std::bool_constant<true>{});
+}
+
+// body(items, threads): how many vectors a thread holds, 0 if the row is streamed.
+template <class T, class Body>
+void with_row_shape(int64_t hidden_size, bool wide, const Body& body) {
+  const int64_t vecs = hidden_size / kVecElements<T>;
+  const auto threads_for = [](int64_t items) {
+    return static_cast<unsigned>(std::max<int64_t>(32, ceil_div(items, 32) * 32));
+  };
+  if (wide && vecs <= 128) return body(std::integral_constant<int, 1>{}, threads_for(vecs));
+  if (wide && vecs <= 4 * kMaxThreads) {
+    return body(std::integral_constant<int, 4>{}, threads_for(ceil_div(vecs, 4)));
+  }
+  return body(std::integral_constant<int, 0>{}, 512u);
+}
+
+}  // namespace
+
+void launch_rms_norm(const RmsNormParams& params, StreamHandle stream) {
+  if (params.num_tokens == 0) return;
+  with_activation_type(params.type, [&]<class T>(std::type_identity<T>) {
+    constexpr int64_t kElement = sizeof(T);
+    const bool wide =
+        params.hidden_size % kVecElements<T> == 0 &&
+        aligned_to(16, {params.out, params.input, params.weight},
+                   {params.out_stride_token * kElement, params.input_stride_token * kElement});
+    with_row_shape<T>(params.hidden_size, wide, [&](auto items, unsigned threads) {
+      rms_norm_kernel<T, items()>
+          <<<grid_size(params.num_tokens), threads, 0, static_cast<cudaStream_t>(stream)>>>(params);
+    });
+  });
+  check_launch("rms_norm");
+}
+
+void launch_fused_add_rms_norm(const FusedAddRmsNormParams& params, StreamHandle stream) {
+  if (params.num_tokens == 0) return;
+  with_activation_type(params.type, [&]<class T>(std::type_identity<T>) {
+    constexpr int64_t kElement = sizeof(T);
+    const bool wide =
+        params.hidden_size % kVecElements<T> == 0 &&
+        aligned_to(16, {params.input, params.residual, params.weight},
+                   {params.input_stride_token * kElement, params.residual_stride_token * kElement});
+    with_row_shape<T>(params.hidden_size, wide, [&](auto items, unsigned threads) {
+      fused_add_rms_norm_kernel<T, items()>
+          <<<grid_size(params.num_tokens), threads, 0, static_cast<cudaStream_t>(stream)>>>(params);
+    });
+  });
+  check_launch("fused_add_rms_norm");
+}
+
+}  // namespace pagedkv::cuda

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Builds (unless the libraries are there), tests, sanitises and benchmarks the CUDA ops on a machine
+# with a GPU, and prints a short table last. Usage: scripts/gpu.sh [python] [folder for logs]
+# STEPS chooses: build test sanitize bench (all by default).
+set -uo pipefail
+cd "$(dirname "$0")/.."
+python=${1:-python3}
+logs=${2:-build/gpu}
+steps=${STEPS:-build test sanitize bench}
+export PYTHONPATH=python PYTHONUNBUFFERED=1
+mkdir -p "$logs"
+failed=0
+summary=()
+
+step() { # name, command...: runs it if chosen, keeps its log, notes how it ended
+  local name=$1
+  shift
+  local begin=$SECONDS
+  if "$@" >"$logs/$name.log" 2>&1; then
+    summary+=("ok      $name ($((SECONDS - begin)) s): $(grep -v '^$' "$logs/$name.log" | tail -1)")
+  else
+    summary+=("FAILED  $name ($((SECONDS - begin)) s), see $logs/$name.log")
+    failed=1
+    tail -15 "$logs/$name.log"
+  fi
+}
+
+chosen() { [[ " $steps " == *" $1 "* ]]; }
+
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+if chosen build; then
+  PAGEDKV_BUILD=cpu,cuda step build "$python" setup.py build_ext --inplace --build-temp build/temp-gpu
+fi
+if chosen test; then
+  step test "$python" -m pytest -q -x --no-header -p no:cacheprovider tests/cuda
+fi
+if chosen sanitize; then
+  for tool in ${SANITIZERS:-memcheck racecheck initcheck synccheck}; do
+    step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 --print-limit 5 \
+      "$python" -m pytest -q --no-header -p no:cacheprovider tests/cuda -k sanitize
+  done
+fi
+if chosen bench; then
+  for name in gpu_ops paged_attention; do
+    "$python" "benchmarks/bench_$name.py" --save >"$logs/bench_$name.log" 2>&1
+    summary+=("missed thresholds of bench_$name: $?")
+    grep '^|' "$logs/bench_$name.log" || tail -15 "$logs/bench_$name.log"
+  done
+fi
+printf '%s\n' "${summary[@]}"
+exit $failed

@@ -1,0 +1,114 @@
+"""Paged attention on the GPU against the fp32 oracle, under poison; repeats bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_cases import (
+    CORNERS,
+    CORRECTNESS,
+    SANITIZE,
+    Case,
+    Problem,
+    check,
+    decode,
+    random_cover,
+)
+
+
+def name_of(case: Case) -> str:
+    return case.name
+
+
+@pytest.mark.parametrize("case", [*CORRECTNESS, *CORNERS], ids=name_of)
+def test_agrees_with_the_oracle_and_repeats_bitwise(case: Case, device: torch.device) -> None:
+    problem = Problem(case, device)
+    before = [cache.clone() for cache in problem.caches]
+    out, lse = problem.run()
+    check(problem, out, lse)
+    again, lse_again = problem.run()
+    assert torch.equal(out.view(torch.uint8), again.view(torch.uint8))
+    assert torch.equal(lse.view(torch.uint8), lse_again.view(torch.uint8))
+    for cache, old in zip(problem.caches, before, strict=True):
+        assert torch.equal(cache.contiguous().view(torch.uint8), old.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("case", random_cover(80, seed=1), ids=name_of)
+def test_random_points_of_all_axes(case: Case, device: torch.device) -> None:
+    problem = Problem(case, device)
+    check(problem, *problem.run())
+
+
+@pytest.mark.parametrize("case", SANITIZE, ids=name_of)
+def test_sanitize(case: Case, device: torch.device) -> None:
+    problem = Problem(case, device)
+    check(problem, *problem.run())
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_blocks_beyond_2_31_elements(cache_dtype: torch.dtype, device: torch.device) -> None:
+    case = Case(
+        "huge", ((1, 70), (100, 130)), num_kv_heads=8, block_size=128, cache_dtype=cache_dtype
+    )
+    problem = Problem(case, device, num_blocks=2**31 // (8 * 128 * 128) + 40)
+    check(problem, *problem.run())
+
+
+def test_without_lse_and_workspace_the_output_is_the_same(device: torch.device) -> None:
+    problem = Problem(Case("plain", (*decode(40, 900), (70, 70))), device)
+    out, _ = problem.run()
+    from pagedkv.ops import paged_attention
+
+    bare = torch.full_like(out, float("nan"))
+    paged_attention(bare, None, **problem.operands)
+    assert torch.equal(out.view(torch.uint8), bare.view(torch.uint8))
+
+
+def test_strided_query_and_out(device: torch.device) -> None:
+    problem = Problem(Case("strided", (*decode(40, 900), (70, 70))), device)
+    want, _ = problem.run()
+    query = problem.operands["query"]
+    tokens, heads, dim = query.shape
+    wide = torch.full((tokens, heads + 3, dim + 8), float("nan"), dtype=query.dtype, device=device)
+    wide[:, 2:-1, :dim] = query
+    out = torch.full((heads, tokens, dim), float("nan"), dtype=query.dtype, device=device)
+    from pagedkv.ops import paged_attention
+
+    paged_attention(
+        out.transpose(0, 1), None, **(problem.operands | {"query": wide[:, 2:-1, :dim]})
+    )
+    assert torch.equal(out.transpose(0, 1).contiguous().view(torch.uint8), want.view(torch.uint8))
+
+
+def test_a_captured_graph_follows_new_lengths(device: torch.device) -> None:
+    long = Problem(Case("graph", decode(900, 800, 700, 40)), device)
+    operands = dict(long.operands)
+    out = torch.zeros_like(operands["query"])
+    from pagedkv.ops import paged_attention
+
+    paged_attention(out, None, **operands)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged_attention(out, None, **operands)
+    operands["seq_lens"].copy_(torch.tensor([33, 800, 0, 1], dtype=torch.int32))
+    graph.replay()
+    want = torch.zeros_like(out)
+    paged_attention(want, None, **operands)
+    assert torch.equal(out, want)
+    short = torch.zeros_like(out, dtype=torch.float32)
+    from pagedkv.ops import reference
+
+    reference.paged_attention(short, None, **operands)
+    assert (out[:4].float() - short[:4]).abs().max().item() < 0.02
+
+
+def test_works_on_a_side_stream(device: torch.device) -> None:
+    problem = Problem(Case("stream", (*decode(40, 900), (70, 70))), device)
+    want, _ = problem.run()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        out, _ = problem.run()
+    stream.synchronize()
+    assert torch.equal(out.view(torch.uint8), want.view(torch.uint8))
