@@ -1,56 +1,77 @@
-// The schema of every op, in one place. CPU and CUDA implementations register against these names from their own files; Python
-// documents them in python/pagedkv/ops. Shapes and dtypes, which a schema cannot say, stand above each one.
+// The schema of every op, in one place. CPU and CUDA implementations register against these names
+// from their own files; Python documents them in python/pagedkv/ops. Shapes and dtypes, which a
+// schema cannot say, stand above each one.
 //
-// Words: T tokens, S sequences, H query heads, G key/value heads, D head_dim, B block_size, N num_blocks, L layers.
-// key_cache, value_cache [N, G, B, D], any strides with a contiguous last dimension. A cache is fp32, bf16, fp16, or fp8 (e4m3fn, e5m2).
-// k_scale, v_scale fp32 [1] or [G]: stored value * scale = real value; required with an fp8 cache, refused with any other.
+// Words: T tokens, S sequences, H query heads, G key/value heads, D head_dim, B block_size, N
+// num_blocks, L layers. key_cache, value_cache [N, G, B, D], any strides with a contiguous last
+// dimension. A cache is fp32, bf16, fp16, or fp8 (e4m3fn, e5m2). k_scale, v_scale fp32 [1] or [G]:
+// stored value * scale = real value; required with an fp8 cache, refused with any other.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(pagedkv, library) {
-  // key, value [T', G, D] with T' >= T; slot_mapping [T] int64, slot = block_id * B + offset, negative writes nothing.
+  // key, value [T', G, D] with T' >= T; slot_mapping [T] int64, slot = block_id * B + offset,
+  // negative writes nothing.
   library.def(
-      "reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping, *, "
+      "reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+      "Tensor slot_mapping, *, "
       "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
 
-  // out, query [T, H, D]; lse fp32 [T, H], natural log, -inf for an empty row; block_tables int32 [S, max_num_blocks]; seq_lens int32 [S]
-  // (this step's tokens included); query_start_loc int32 [S + 1]. window 0: unlimited. soft_cap 0: none. alibi_slopes fp32 [H].
-  // num_splits 0: chosen by the op, 1: one pass (PagedAttention v1), n: n pieces of each sequence, merged in order (v2).
-  // prefix_groups int32 [num_groups, 3], rows (first_seq, num_seqs, num_prefix_blocks): those sequences' tables begin with the same
-  // num_prefix_blocks blocks; groups do not overlap; num_seqs 0 is an empty entry. workspace: uint8, as large as
-  // paged_attention_workspace_size says, or none (the op then allocates).
+  // out, query [T, H, D]; lse fp32 [T, H], natural log, -inf for an empty row; block_tables int32
+  // [S, max_num_blocks]; seq_lens int32 [S] (this step's tokens included); query_start_loc int32 [S
+  // + 1]. window 0: unlimited. soft_cap 0: none. alibi_slopes fp32 [H]. num_splits 0: chosen by the
+  // op, 1: one pass (PagedAttention v1), n: n pieces of each sequence, merged in order (v2).
+  // prefix_groups int32 [num_groups, 3], rows (first_seq, num_seqs, num_prefix_blocks): those
+  // sequences' tables begin with the same num_prefix_blocks blocks; groups do not overlap; num_seqs
+  // 0 is an empty entry. workspace: uint8, as large as paged_attention_workspace_size says, or none
+  // (the op then allocates).
   library.def(
-      "paged_attention(Tensor(a!) out, Tensor(b!)? lse, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, "
-      "Tensor seq_lens, Tensor query_start_loc, *, int max_query_len, float scale, bool causal=True, int window=0, "
-      "Tensor? alibi_slopes=None, float soft_cap=0.0, Tensor? k_scale=None, Tensor? v_scale=None, int num_splits=0, "
+      "paged_attention(Tensor(a!) out, Tensor(b!)? lse, Tensor query, Tensor key_cache, Tensor "
+      "value_cache, Tensor block_tables, "
+      "Tensor seq_lens, Tensor query_start_loc, *, int max_query_len, float scale, bool "
+      "causal=True, int window=0, "
+      "Tensor? alibi_slopes=None, float soft_cap=0.0, Tensor? k_scale=None, Tensor? v_scale=None, "
+      "int num_splits=0, "
       "Tensor? prefix_groups=None, Tensor(c!)? workspace=None) -> ()");
 
-  // Bytes of workspace for at most num_tokens query tokens; num_workers: torch's threads on the CPU, the fixed grid on a GPU.
+  // Bytes of workspace for at most num_tokens query tokens; num_workers: torch's threads on the
+  // CPU, the fixed grid on a GPU.
   library.def(
-      "paged_attention_workspace_size(int num_workers, int num_tokens, int num_heads, int head_dim, int num_splits, "
+      "paged_attention_workspace_size(int num_workers, int num_tokens, int num_heads, int "
+      "head_dim, int num_splits, "
       "int num_prefix_groups) -> int");
 
-  // out, out_a, out_b [T, H, D]; lse, lse_a, lse_b fp32 [T, H]. The softmax-weighted union of two disjoint sets of keys.
+  // out, out_a, out_b [T, H, D]; lse, lse_a, lse_b fp32 [T, H]. The softmax-weighted union of two
+  // disjoint sets of keys.
   library.def(
-      "merge_attention_states(Tensor(a!) out, Tensor(b!)? lse, Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> ()");
+      "merge_attention_states(Tensor(a!) out, Tensor(b!)? lse, Tensor out_a, Tensor lse_a, Tensor "
+      "out_b, Tensor lse_b) -> ()");
 
-  // kv_cache [L, 2, N, G, B, D]; pairs int64 [n, 2] on the CPU, (source block, destination block). All layers, one launch.
+  // kv_cache [L, 2, N, G, B, D]; pairs int64 [n, 2] on the CPU, (source block, destination block).
+  // All layers, one launch.
   library.def("copy_blocks(Tensor(a!) kv_cache, Tensor pairs) -> ()");
   // source, destination [L, 2, N_i, G, B, D], on two devices or one; pairs int64 [n, 2] on the CPU.
   library.def("swap_blocks(Tensor source, Tensor(a!) destination, Tensor pairs) -> ()");
-  // key, value [T, G, D]; block_tables int32 [S, max_num_blocks]; seq_start_loc int32 [S + 1]: sequence i fills rows
-  // seq_start_loc[i] .. seq_start_loc[i + 1] with its first tokens.
+  // key, value [T, G, D]; block_tables int32 [S, max_num_blocks]; seq_start_loc int32 [S + 1]:
+  // sequence i fills rows seq_start_loc[i] .. seq_start_loc[i + 1] with its first tokens.
   library.def(
-      "gather_blocks(Tensor(a!) key, Tensor(b!) value, Tensor key_cache, Tensor value_cache, Tensor block_tables, "
+      "gather_blocks(Tensor(a!) key, Tensor(b!) value, Tensor key_cache, Tensor value_cache, "
+      "Tensor block_tables, "
       "Tensor seq_start_loc, *, Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
 
   // out, input [T, hidden]; weight [hidden].
   library.def("rms_norm(Tensor(a!) out, Tensor input, Tensor weight, float epsilon) -> ()");
   // residual <- residual + input; input <- rms_norm(residual).
-  library.def("fused_add_rms_norm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float epsilon) -> ()");
-  // positions int64 [T]; query [T, H, D], key [T, G, D] in place; cos_sin_cache fp32 [max_position, rotary_dim], cosines then sines,
-  // rotary_dim even and <= D. is_neox: halves are rotated against each other; otherwise neighbours (GPT-J).
-  library.def("rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, bool is_neox=True) -> ()");
-  // out [T, F]; input [T, 2 F]: act(input[:, :F]) * input[:, F:]. approximate: "none" (erf) or "tanh".
+  library.def(
+      "fused_add_rms_norm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float epsilon) -> "
+      "()");
+  // positions int64 [T]; query [T, H, D], key [T, G, D] in place; cos_sin_cache fp32 [max_position,
+  // rotary_dim], cosines then sines, rotary_dim even and <= D. is_neox: halves are rotated against
+  // each other; otherwise neighbours (GPT-J).
+  library.def(
+      "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
+      "bool is_neox=True) -> ()");
+  // out [T, F]; input [T, 2 F]: act(input[:, :F]) * input[:, F:]. approximate: "none" (erf) or
+  // "tanh".
   library.def("silu_and_mul(Tensor(a!) out, Tensor input) -> ()");
   library.def("gelu_and_mul(Tensor(a!) out, Tensor input, str approximate=\"none\") -> ()");
 }

@@ -34,6 +34,7 @@ void move_block(char* to, int64_t to_stride, const char* from, int64_t from_stri
 
 void move_blocks(const ConstKvPool& source, const KvPool& destination, const int64_t* pairs,
                  int64_t num_pairs, const BlockShape& shape, const ThreadPool& pool) {
+  if (shape.num_kv_heads == 0 || shape.block_size == 0 || shape.head_dim == 0) return;
   constexpr int64_t kGrainBytes = 65536;
   const int64_t item_bytes =
       num_pairs * shape.block_size * shape.head_dim * shape.element_bytes + 1;
