@@ -144,6 +144,17 @@ def test_options_that_cannot_be_are_refused(options: dict[str, object], message:
         load(*parts(), **options)
 
 
+def test_a_huge_context_must_be_asked_for() -> None:
+    """Positions cost memory, and a number in a file costs nothing."""
+    config, state = parts()
+    huge = {**config, "max_position_embeddings": 2**31 - 1}
+    with pytest.raises(ValueError, match="is 2147483647, more than 1048576; choose how many"):
+        load(huge, state)
+    assert torch.equal(
+        logits_of(load(huge, state, max_model_len=64)), logits_of(load(config, state))
+    )
+
+
 def test_a_failing_reader_is_not_swallowed() -> None:
     config, state = parts()
 

@@ -46,8 +46,6 @@ class ModelConfig:
                 f"num_attention_heads is {self.num_heads}, not a multiple of "
                 f"num_key_value_heads, which is {self.num_kv_heads}"
             )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}; rotary embedding needs an even one")
         if self.num_layers > _MAX_LAYERS:
             raise ValueError(f"num_hidden_layers is {self.num_layers}, more than {_MAX_LAYERS}")
 

@@ -18,6 +18,8 @@ from pagedkv.models.registry import CausalLM, family_of
 logger = logging.getLogger(__name__)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Memory for every position is taken at once, so a context beyond this must be asked for.
+_LONGEST_BY_DEFAULT = 2**20
 _SHOWN = 10
 
 
@@ -36,8 +38,8 @@ def load_model(
         config: a config.json. tensors: (Hugging Face name, tensor), in any order.
         dtype: of weights and activations; float32, bfloat16 or float16.
         max_model_len: tokens of the longest sequence, at most ModelConfig.longest_context;
-            max_position_embeddings if None. Rotary scaling of the kinds dynamic and longrope
-            depends on it.
+            max_position_embeddings if None, which must then be at most 2**20. Rotary scaling of
+            the kinds dynamic and longrope depends on it.
 
     Raises:
         ValueError: an unsupported architecture, dtype or length; or tensors that are missing, not
@@ -56,6 +58,11 @@ def load_model(
 
 def _max_model_len(config: ModelConfig, wanted: int | None) -> int:
     if wanted is None:
+        if config.max_position_embeddings > _LONGEST_BY_DEFAULT:
+            raise ValueError(
+                f"config: max_position_embeddings is {config.max_position_embeddings}, more than "
+                f"{_LONGEST_BY_DEFAULT}; choose how many tokens to serve with max_model_len"
+            )
         return config.max_position_embeddings
     if not 1 <= wanted <= config.longest_context:
         raise ValueError(
