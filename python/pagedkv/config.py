@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+SCHEDULING_POLICIES = ("fcfs", "priority")
 MAX_BLOCK_SIZE = 256
 
 
@@ -63,14 +64,35 @@ class SchedulerConfig:
         max_num_batched_tokens: most tokens in one step. At least max_num_seqs, so that every
             running sequence advances in every step and a prefill always gets a share beside
             decodes.
+        scheduling_policy: fcfs runs requests in order of arrival. priority runs urgent ones (lower
+            value of `priority`) first; an urgent one displaces running ones that are less urgent.
+        priority_ageing_steps: steps of waiting that make up for one level of priority, so that
+            nobody waits for ever: a request of priority p is passed only by those of priority
+            q < p that arrive at most (p - q) * priority_ageing_steps steps after it.
+        max_num_overtakes: how many requests behind it may start while one waits for blocks that
+            they do not need as many of; after that it is next. 0: never.
+        reserve_after_preemptions: a request preempted this often starts again only with all the
+            blocks it can ever need kept for it, and is not preempted any more.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    scheduling_policy: str = "fcfs"
+    priority_ageing_steps: int = 256
+    max_num_overtakes: int = 16
+    reserve_after_preemptions: int = 3
 
     def __post_init__(self) -> None:
         _check_int("max_num_seqs", self.max_num_seqs, 1)
         _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        if self.scheduling_policy not in SCHEDULING_POLICIES:
+            raise ValueError(
+                f"scheduling_policy must be one of {', '.join(SCHEDULING_POLICIES)}, "
+                f"got {self.scheduling_policy!r}"
+            )
+        _check_int("priority_ageing_steps", self.priority_ageing_steps, 1, 2**20)
+        _check_int("max_num_overtakes", self.max_num_overtakes, 0)
+        _check_int("reserve_after_preemptions", self.reserve_after_preemptions, 1)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs "

@@ -28,12 +28,16 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A request that gave up its blocks and waits again, with the numbers behind it."""
+    """A request that gave up its blocks and waits again, with the numbers behind it.
+
+    displaced_by: the more urgent request that takes its place; None: running requests grew.
+    """
 
     request_id: str
     slot: int
     num_blocks_needed: int
     num_blocks_available: int
+    displaced_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

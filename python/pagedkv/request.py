@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from pagedkv.sampling_params import SamplingParams
 
+MAX_PRIORITY = 2**31
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
@@ -26,6 +28,7 @@ class Request:
         prompt: the prompt's text, where there was one.
         cache_salt: prefixes are shared only between requests with the same salt, so a tenant cannot
             learn from timing what others have asked. None: shared with all that have none.
+        priority: lower is more urgent; other than 0 only under scheduling_policy "priority".
     """
 
     request_id: str
@@ -36,12 +39,19 @@ class Request:
     seed: int = 0
     prompt: str | None = None
     cache_salt: str | None = None
+    priority: int = 0
 
     def __post_init__(self) -> None:
         if self.prompt_token_ids.ndim != 1 or self.prompt_token_ids.size == 0:
             raise ValueError(f"request {self.request_id!r} has an empty prompt")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise TypeError(f"priority must be an integer, got {self.priority!r}")
+        if abs(self.priority) > MAX_PRIORITY:
+            raise ValueError(
+                f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {self.priority}"
+            )
 
     @property
     def extra_key(self) -> bytes:

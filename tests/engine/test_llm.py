@@ -10,6 +10,7 @@ from harness import GREEDY, answer, fake_of
 
 from pagedkv import LLM, SamplingParams
 from pagedkv.config import EngineConfig
+from pagedkv.records import StepResult
 
 
 @pytest.fixture
@@ -117,3 +118,31 @@ def test_equal_prompts_share_one_prefill_unless_a_salt_or_a_reset_keeps_them_apa
     assert [one.num_cached_tokens for one in salted] == [0, 20]
     assert llm.reset_prefix_cache() > 0
     assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_priorities_are_one_for_each_prompt_and_decide_the_order(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "pagedkv.engine.engine.load", lambda config: load_fake(tokenizer_folder, config)
+    )
+    llm = LLM("fake", max_num_seqs=1, block_size=4, scheduling_policy="priority")
+    ended: list[str] = []
+    step = llm.engine.step
+
+    def watched_step() -> StepResult:
+        result = step()
+        ended.extend(one.request_id for one in result.finished)
+        return result
+
+    monkeypatch.setattr(llm.engine, "step", watched_step)
+    outputs = llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False, priority=[5, -1, 2])
+    assert [one.request_id for one in outputs] == ["0", "1", "2"]
+    assert ended == ["1", "2", "0"]
+    with pytest.raises(ValueError, match="2 prompts, but 1 priorities"):
+        llm.generate(["a", "b"], GREEDY, priority=[1])
+
+
+def test_a_priority_without_the_policy_is_refused(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="scheduling_policy is 'fcfs'"):
+        llm.generate(["a"], GREEDY, priority=[1])

@@ -47,6 +47,7 @@ def make_request(
     *,
     stops: tuple[int, ...] = (),
     salt: str | None = None,
+    priority: int = 0,
 ) -> Request:
     return Request(
         request_id=name,
@@ -54,6 +55,7 @@ def make_request(
         max_tokens=max_tokens,
         stop_token_ids=stops,
         cache_salt=salt,
+        priority=priority,
     )
 
 
@@ -75,6 +77,10 @@ class Simulation:
     watermark: float = 0.01
     hash_bits: int = 128
     shuffle_seed: int = 0
+    scheduling_policy: str = "fcfs"
+    priority_ageing_steps: int = 256
+    max_num_overtakes: int = 16
+    reserve_after_preemptions: int = 3
     finished: dict[str, FinishedRequest] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     num_steps: int = 0
@@ -90,7 +96,12 @@ class Simulation:
             shuffle_seed=self.shuffle_seed,
         )
         config = SchedulerConfig(
-            max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            scheduling_policy=self.scheduling_policy,
+            priority_ageing_steps=self.priority_ageing_steps,
+            max_num_overtakes=self.max_num_overtakes,
+            reserve_after_preemptions=self.reserve_after_preemptions,
         )
         self.scheduler = Scheduler(
             self.manager,
@@ -189,6 +200,7 @@ class Simulation:
         assert not self.scheduler.has_work
         assert self.finished.keys() == self.requests.keys()
         for name, one in self.finished.items():
+            assert one.num_preemptions <= self.reserve_after_preemptions, name
             expected, got = solo(self.requests[name]), one.token_ids.tolist()
             if one.reason in ("stop", "length"):
                 assert got == expected, name

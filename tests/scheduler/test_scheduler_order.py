@@ -245,11 +245,11 @@ def test_broken_books_are_noticed() -> None:
         with pytest.raises(AssertionError):
             simulation.scheduler.check_invariants()
 
-    broken(lambda scheduler: scheduler._waiting.clear())
-    broken(lambda scheduler: scheduler._waiting.append(scheduler._entries["runs"]))
+    broken(lambda scheduler: scheduler._queue._entries.clear())
+    broken(lambda scheduler: scheduler._queue.push(scheduler._entries["runs"]))
     broken(lambda scheduler: scheduler.slots.num_computed.__setitem__(0, 2))
     broken(lambda scheduler: scheduler.slots.num_computed.__setitem__(0, 5))
     broken(lambda scheduler: scheduler.slots.seq_ids.__setitem__(1, 0))
     broken(lambda scheduler: scheduler.slots._free.pop())
     broken(lambda scheduler: scheduler._manager.free(0))
-    broken(lambda scheduler: scheduler._by_slot.__setitem__(0, None))
+    broken(lambda scheduler: scheduler._running.by_slot.__setitem__(0, None))

@@ -30,6 +30,10 @@ def random_simulation(rng: random.Random) -> Simulation:
         watermark=rng.choice([0.0, 0.0, 0.01, 0.3]),
         hash_bits=rng.choice([4, 128]),
         shuffle_seed=rng.randrange(2**32),
+        scheduling_policy=rng.choice(["fcfs", "priority"]),
+        priority_ageing_steps=rng.choice([1, 8, 64]),
+        max_num_overtakes=rng.choice([0, 1, 4]),
+        reserve_after_preemptions=rng.choice([1, 2, 5]),
     )
 
 
@@ -53,7 +57,10 @@ def simulate(seed: int) -> Simulation:
             max_tokens = rng.randint(1, min(30, simulation.max_model_len - len(prompt)))
             stops = (STOP_ID, 11) if rng.random() < 0.3 else ()
             salt = rng.choice([None, None, "one", "two"])
-            request = make_request(f"r{number}", prompt, max_tokens, stops=stops, salt=salt)
+            priority = rng.randint(-2, 2) if simulation.scheduling_policy == "priority" else 0
+            request = make_request(
+                f"r{number}", prompt, max_tokens, stops=stops, salt=salt, priority=priority
+            )
             needed = -(-(len(prompt) + max_tokens - 1) // simulation.block_size)
             if needed > simulation.num_blocks:
                 with pytest.raises(ValueError, match=f"need {needed} blocks"):

@@ -99,12 +99,19 @@ class Engine:
         *,
         prompt_text: str | None = None,
         cache_salt: str | None = None,
+        priority: int = 0,
     ) -> Request:
         """Check a request as add_request does, without queueing it. prompt_text: what its output
-        shows of a prompt given as ids.
+        shows of a prompt given as ids. priority: lower is more urgent (scheduling_policy
+        "priority").
         """
         request = self._requests.build(
-            request_id, prompt, params, prompt_text=prompt_text, cache_salt=cache_salt
+            request_id,
+            prompt,
+            params,
+            prompt_text=prompt_text,
+            cache_salt=cache_salt,
+            priority=priority,
         )
         self._scheduler.check_admissible(request)
         return request
@@ -117,19 +124,22 @@ class Engine:
         *,
         stream: bool = False,
         cache_salt: str | None = None,
+        priority: int = 0,
     ) -> None:
         """Queue a prompt (text or token ids).
 
         Args:
             stream: its text comes in pieces in step().deltas.
             cache_salt: share cached prefixes only with requests of the same salt (one per tenant).
+            priority: lower is more urgent (scheduling_policy "priority").
 
         Raises:
             ValueError, TypeError: what is wrong, in words; nothing was queued then.
         """
-        self.add(
-            self.make_request(request_id, prompt, params, cache_salt=cache_salt), stream=stream
+        request = self.make_request(
+            request_id, prompt, params, cache_salt=cache_salt, priority=priority
         )
+        self.add(request, stream=stream)
 
     def add(self, request: Request, *, stream: bool = False) -> None:
         """Queue a request of make_request. stream: its text comes in pieces in step().deltas."""

@@ -52,6 +52,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         cache_salt: str | None = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts; outputs come in their order.
 
@@ -60,6 +61,7 @@ class LLM:
             sampling_params: one for all, or one for each. None: the defaults.
             use_tqdm: show a progress bar on the terminal.
             cache_salt: share cached prefixes only with requests of the same salt.
+            priority: one for each prompt, lower is more urgent; needs scheduling_policy "priority".
 
         Returns:
             one RequestOutput per prompt; one that failed has finish_reason "error" and says why.
@@ -69,8 +71,14 @@ class LLM:
         """
         batch = [prompts] if _is_single(prompts) else list(prompts)
         params = _params_for(len(batch), sampling_params)
-        texts = [None] * len(batch)
-        return self._run(batch, texts, params, use_tqdm=use_tqdm, cache_salt=cache_salt)
+        return self._run(
+            batch,
+            [None] * len(batch),
+            params,
+            use_tqdm=use_tqdm,
+            cache_salt=cache_salt,
+            priorities=priority,
+        )
 
     def chat(
         self,
@@ -102,12 +110,24 @@ class LLM:
         *,
         use_tqdm: bool,
         cache_salt: str | None,
+        priorities: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
+        if priorities is None:
+            priorities = [0] * len(prompts)
+        if len(priorities) != len(prompts):
+            raise ValueError(
+                f"{len(prompts)} prompts, but {len(priorities)} priorities: give one each"
+            )
         requests = [
             self.engine.make_request(
-                str(next(self._names)), prompt, one, prompt_text=text, cache_salt=cache_salt
+                str(next(self._names)),
+                prompt,
+                one,
+                prompt_text=text,
+                cache_salt=cache_salt,
+                priority=priority,
             )
-            for prompt, text, one in zip(prompts, texts, params, strict=True)
+            for prompt, text, one, priority in zip(prompts, texts, params, priorities, strict=True)
         ]
         outputs: dict[str, RequestOutput] = {}
         try:

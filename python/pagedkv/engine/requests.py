@@ -49,6 +49,7 @@ class RequestBuilder:
         *,
         prompt_text: str | None = None,
         cache_salt: str | None = None,
+        priority: int = 0,
     ) -> Request:
         """A Request, or ValueError / TypeError naming what is wrong with it.
 
@@ -74,6 +75,7 @@ class RequestBuilder:
             seed=self._next_seed() if params.seed is None else params.seed,
             prompt=prompt if isinstance(prompt, str) else prompt_text,
             cache_salt=cache_salt,
+            priority=priority,
         )
 
     def _token_ids(self, request_id: str, prompt: Prompt) -> NDArray[np.int32]:

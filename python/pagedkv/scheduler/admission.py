@@ -12,17 +12,20 @@ from pagedkv.scheduler.slots import SlotTable
 
 
 class Admission:
-    """Answers for the head of the waiting queue. Changes neither queue nor manager."""
+    """Answers for queued requests. Changes neither queue nor manager."""
 
     def __init__(self, manager: BlockManager, max_model_len: int) -> None:
         self._manager = manager
         self._max_model_len = max_model_len
-        # The head found no room while this many blocks were allocatable. Asking again costs a hash
-        # of its whole prompt, and cannot end differently until there are more.
-        self._blocked: tuple[Entry, int] | None = None
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._manager.block_size)
+
+    def worst_case(self, request: Request) -> int:
+        """Blocks it holds if it generates all it may. The last token is returned but never attended
+        to, so its K/V needs no place.
+        """
+        return self.blocks_for(request.prompt_len + request.max_tokens - 1)
 
     def check(self, request: Request) -> None:
         """Raise ValueError if the request is longer than the context or the whole pool."""
@@ -34,8 +37,7 @@ class Admission:
                 f"{max_tokens} more are requested, {total} in all, but max_model_len is "
                 f"{self._max_model_len}"
             )
-        # The last token is returned but never attended to, so its K/V needs no place.
-        needed = self.blocks_for(total - 1)
+        needed = self.worst_case(request)
         if needed > self._manager.num_blocks:
             raise ValueError(
                 f"request {request.request_id!r} can never run: its {prompt_len} prompt tokens and "
@@ -45,32 +47,46 @@ class Admission:
                 "kv_cache_memory_bytes"
             )
 
-    def promised_blocks(self, table: SlotTable, order: NDArray[np.int64]) -> int:
-        """Blocks that running sequences will still take for tokens they already have.
+    def promised_blocks(
+        self, table: SlotTable, slots: NDArray[np.int64], computed: NDArray[np.int64]
+    ) -> int:
+        """Blocks that running sequences will still take: for tokens they already have, and up to
+        their worst case where that is reserved.
 
         Held back from new admissions, which would otherwise push prompts in progress out again.
+
+        Args:
+            computed: [slots.size], tokens of each that have their blocks.
         """
         size = self._manager.block_size
-        known, computed = table.num_tokens[order], table.num_computed[order]
-        return int(((known + size - 1) // size - (computed + size - 1) // size).sum())
+        wanted = np.maximum((table.num_tokens[slots] + size - 1) // size, table.worst_blocks[slots])
+        return int((wanted - (computed + size - 1) // size).sum())
 
-    def has_room(self, entry: Entry, promised: int) -> bool:
-        """Whether the head of the queue may start now. Alone in the pool it always may: it fits, as
-        check has shown, and the watermark counts only beside others.
+    def needed_blocks(self, entry: Entry) -> int:
+        """Blocks it must find free to start, a cached prefix not counted on."""
+        needed = self.blocks_for(entry.token_ids.size)
+        return max(needed, self.worst_case(entry.request)) if entry.is_reserved else needed
+
+    def has_room(self, entry: Entry, promised: int, *, is_alone: bool) -> bool:
+        """Whether it may start now. Alone in the pool it always may: it fits, as check has shown,
+        and the watermark counts only beside others.
         """
         available = self._manager.num_allocatable_blocks
-        if self._blocked is not None:
-            blocked, then_available = self._blocked
-            if blocked is entry and available <= then_available:
-                return False
+        needed = self.needed_blocks(entry)
+        if is_alone and needed <= available:
+            return True
+        # Asking again costs a hash of its whole prompt, and cannot end differently until there are
+        # more blocks.
+        if entry.blocked_at is not None and available <= entry.blocked_at:
+            return False
         # With promises outstanding a cached prefix is not counted on: too careful until those
         # prompts are done, never wrong.
-        if promised and self.blocks_for(entry.token_ids.size) + promised > available:
+        if (promised or entry.is_reserved) and needed + promised > available:
             return False
         if self._can_allocate(entry) == CanAllocate.OK:
-            self._blocked = None
+            entry.blocked_at = None
             return True
-        self._blocked = (entry, available)
+        entry.blocked_at = available
         return False
 
     def _can_allocate(self, entry: Entry) -> CanAllocate:

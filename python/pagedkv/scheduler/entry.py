@@ -8,22 +8,37 @@ from pagedkv.request import Request
 class Entry:
     """While it waits it carries its tokens itself; while it runs its slot does.
 
-    seq_id is given in order of arrival and stays the same through preemptions.
+    seq_id is given in order of arrival. key orders all requests, smallest first, and like seq_id
+    stays the same through preemptions.
     """
 
     __slots__ = (
+        "blocked_at",
+        "is_reserved",
+        "key",
         "num_cached_tokens",
+        "num_overtaken",
         "num_preemptions",
+        "preempted_in",
         "request",
         "seq_id",
         "slot",
         "token_ids",
     )
 
-    def __init__(self, request: Request, seq_id: int) -> None:
+    def __init__(self, request: Request, seq_id: int, rank: int) -> None:
         self.request = request
         self.seq_id = seq_id
+        self.key = (rank, seq_id)
         self.slot: int | None = None
         self.token_ids = request.prompt_token_ids
         self.num_cached_tokens: int | None = None  # at the first admission; None: not yet admitted
         self.num_preemptions = 0
+        self.preempted_in = -1  # number of the step that last preempted it
+        self.is_reserved = False  # it starts only with its worst-case blocks kept for it
+        self.num_overtaken = 0  # admissions of requests behind it, since it last began to wait
+        self.blocked_at: int | None = None  # blocks that could be taken when it last found no room
+
+    @property
+    def rank(self) -> int:
+        return self.key[0]

@@ -1,38 +1,39 @@
 """Continuous batching over the block manager: which rows the next step holds, who waits, who gives
 up its blocks, who is done.
 
-One step in flight: schedule() -> the engine runs it -> update() or fail(). Order is arrival order
-everywhere: a running sequence always arrived before every waiting one, the latest arrival is
-preempted first and goes back to the front of the queue, so whoever arrived first always advances.
-The manager owns block tables; the slot table owns token ids.
+One step in flight: schedule() -> the engine runs it -> update() or fail(). Every request has a rank
+that never changes (queue.py). Blocks are taken from the highest rank and given to the lowest, so
+whoever runs with the lowest rank always advances. The manager owns block tables; the slot table
+owns token ids.
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.block_manager import BlockManager
 from pagedkv.config import SchedulerConfig
-from pagedkv.records import Admitted, FinishedRequest, FinishReason, Preempted, ScheduledStep
+from pagedkv.records import Admitted, FinishedRequest, FinishReason, ScheduledStep
 from pagedkv.request import Request
+from pagedkv.scheduler import invariants
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.pending import PendingPrefixes
+from pagedkv.scheduler.preemption import Preemption
+from pagedkv.scheduler.queue import RankedQueue, rank_of
 from pagedkv.scheduler.rows import share_budget, singles_first
-from pagedkv.scheduler.slots import FREE, SlotTable
+from pagedkv.scheduler.running import RunningSet
 
 _NO_COPIES = np.empty((0, 2), dtype=np.int64)
+_MAX_BLOCKED_PER_STEP = 8  # queued requests found without room before the others are left alone
 
 
 class Scheduler:
     """Owner of the waiting queue, the running set and their slots. One thread.
 
-    Invariants: I8 a request is in exactly one of waiting and running; running slots are in order of
-    arrival; every running arrival precedes every waiting one; between steps num_computed equals the
-    manager's num_tokens.
+    Invariants: I8 a request is in exactly one of waiting and running; both are in order of rank;
+    between steps num_computed equals the manager's num_tokens.
     """
 
     def __init__(
@@ -45,26 +46,27 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
-        self.slots = SlotTable(config.max_num_seqs, max_model_len)
+        self._running = RunningSet(config.max_num_seqs, max_model_len)
+        self.slots = self._running.slots
         self._manager = manager
         self._has_prefix_cache = enable_prefix_caching
         self._entries: dict[str, Entry] = {}
-        self._waiting: deque[Entry] = deque()
-        self._by_slot: list[Entry | None] = [None] * config.max_num_seqs
-        self._order = np.empty(0, dtype=np.int64)  # running slots by arrival
+        self._queue = RankedQueue()
         self._next_seq_id = 0
+        self._num_steps = 0
         self._in_flight: ScheduledStep | None = None
         self._admission = Admission(manager, max_model_len)
+        self._preemption = Preemption(manager, config, self._running, self._queue, self._admission)
 
     # -- questions ---------------------------------------------------------------------
 
     @property
     def num_running(self) -> int:
-        return int(self._order.size)
+        return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
     @property
     def has_work(self) -> bool:
@@ -75,7 +77,7 @@ class Scheduler:
 
     def request_at(self, slot: int) -> Request | None:
         """The running request that holds a slot."""
-        entry = self._by_slot[slot]
+        entry = self._running.by_slot[slot]
         return None if entry is None else entry.request
 
     def names_by_seq_id(self) -> dict[int, str]:
@@ -88,6 +90,11 @@ class Scheduler:
             raise ValueError(
                 f"request id {request.request_id!r} is in use by an unfinished request"
             )
+        if request.priority and self.config.scheduling_policy == "fcfs":
+            raise ValueError(
+                f"request {request.request_id!r} has priority {request.priority}, but "
+                "scheduling_policy is 'fcfs': make it 'priority', or leave the priority 0"
+            )
         self._admission.check(request)
 
     # -- arrivals and ends -------------------------------------------------------------
@@ -95,10 +102,17 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError as check_admissible does."""
         self.check_admissible(request)
-        entry = Entry(request, self._next_seq_id)
+        config = self.config
+        rank = rank_of(
+            config.scheduling_policy,
+            request.priority,
+            self._num_steps,
+            config.priority_ageing_steps,
+        )
+        entry = Entry(request, self._next_seq_id, rank)
         self._next_seq_id += 1
         self._entries[request.request_id] = entry
-        self._waiting.append(entry)
+        self._queue.push(entry)
 
     def finish(
         self, request_id: str, reason: FinishReason, *, error: str | None = None
@@ -110,7 +124,7 @@ class Scheduler:
         """
         entry = self._entries[request_id]
         if entry.slot is None:
-            self._waiting.remove(entry)
+            self._queue.remove(entry)
             return self._forget(entry, entry.token_ids, reason, error)
         return self._end_running([(entry, reason, error)])[0]
 
@@ -123,18 +137,20 @@ class Scheduler:
         if self._in_flight is not None:
             step_id = self._in_flight.step_id
             raise RuntimeError(f"step {step_id} is in flight: update or fail it first")
-        order = self._order
+        self._num_steps += 1
+        displaced = self._preemption.displace(self._num_steps) if self._queue else []
+        order = self._running.order
         remaining = self.slots.num_tokens[order] - self.slots.num_computed[order]
         rows, query_lens = share_budget(order, remaining, self.config.max_num_batched_tokens)
-        rows, query_lens, preempted = self._make_room(rows, query_lens)
+        rows, query_lens, preempted = self._preemption.make_room(rows, query_lens, self._num_steps)
         copies = _NO_COPIES
         if rows.size:
             copies = self._manager.append_batch(self.slots.seq_ids[rows], query_lens)
         self.slots.num_computed[rows] += query_lens
         admitted: list[Admitted] = []
-        if self._waiting and not preempted:
+        if self._queue and not preempted:
             pending = PendingPrefixes(self._manager, enabled=self._has_prefix_cache)
-            pending.add_chunks(self.slots, self._by_slot, rows, query_lens)
+            pending.add_chunks(self.slots, self._running.by_slot, rows, query_lens)
             budget = self.config.max_num_batched_tokens - int(query_lens.sum())
             admitted, new_query_lens = self._admit(budget, pending)
             new_rows = np.array([a.slot for a in admitted], dtype=np.int64)
@@ -156,7 +172,7 @@ class Scheduler:
             num_tokens=int(query_lens.sum()),
             copies=copies,
             admitted=tuple(admitted),
-            preempted=tuple(preempted),
+            preempted=(*displaced, *preempted),
         )
         return self._in_flight
 
@@ -196,11 +212,15 @@ class Scheduler:
         is_stop = (table.stop_ids[slots] == new_ids[:, None]).any(axis=1)
         is_full = table.num_tokens[slots] >= table.max_len[slots]
         ends: list[tuple[Entry, FinishReason, str | None]] = [
-            (self._running(int(slots[i])), "stop" if is_stop[i] else "length", None)
+            (self._running.entry_at(int(slots[i])), "stop" if is_stop[i] else "length", None)
             for i in np.flatnonzero(is_stop | is_full).tolist()
         ]
         ends += [
-            (self._running(int(slot)), "error", "the model produced NaN or infinite logits")
+            (
+                self._running.entry_at(int(slot)),
+                "error",
+                "the model produced NaN or infinite logits",
+            )
             for slot in step.slots[bad_rows]
         ]
         return self._end_running(ends)
@@ -212,81 +232,68 @@ class Scheduler:
         self._land(step)
         alive = self.slots.seq_ids[step.slots] == step.seq_ids
         return self._end_running(
-            [(self._running(int(slot)), "error", error) for slot in step.slots[alive]]
+            [(self._running.entry_at(int(slot)), "error", error) for slot in step.slots[alive]]
         )
 
     # -- parts of schedule -------------------------------------------------------------
 
-    def _make_room(
-        self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Preempted]]:
-        """Preempt the latest arrivals until the rows' new blocks fit; victims leave the step."""
-        preempted: list[Preempted] = []
-        while rows.size:
-            needed = self._manager.num_blocks_needed(self.slots.seq_ids[rows], query_lens)
-            available = self._manager.num_allocatable_blocks
-            if needed <= available:
-                break
-            if self._order.size == 1:
-                raise RuntimeError(
-                    f"the only running request needs {needed} blocks and {available} are left: "
-                    "someone else holds blocks of this manager"
-                )
-            victim = int(self._order[-1])
-            entry = self._running(victim)
-            preempted.append(Preempted(entry.request.request_id, victim, needed, available))
-            self._preempt(entry)
-            keep = rows != victim
-            rows, query_lens = rows[keep], query_lens[keep]
-        return rows, query_lens, preempted
-
     def _admit(
         self, budget: int, pending: PendingPrefixes
     ) -> tuple[list[Admitted], NDArray[np.int64]]:
-        """Admit from the front of the queue while slots, tokens and blocks last, and unless the
-        head had better wait for what this step computes. Prefix match first, size after.
+        """Admit in order of rank while slots, tokens and blocks last. Those without room, and those
+        that had better wait for what this step computes, may be passed by others, a bounded number
+        of times. Prefix match first, size after.
         """
-        manager, table = self._manager, self.slots
+        table = self.slots
         admitted: list[Admitted] = []
         query_lens: list[int] = []
-        promised = self._admission.promised_blocks(table, self._order)
-        while self._waiting and table.num_free and budget > 0:
-            entry = self._waiting[0]
-            token_ids, extra_key = entry.token_ids, entry.request.extra_key
-            if not self._admission.has_room(entry, promised):
+        blocked: list[Entry] = []
+        promised = self._admission.promised_blocks(
+            table, self._running.order, table.num_computed[self._running.order]
+        )
+        for entry in list(self._queue):
+            if budget == 0 or table.num_free == 0 or len(blocked) == _MAX_BLOCKED_PER_STEP:
                 break
-            if pending.is_worth_waiting(token_ids, extra_key):
+            if any(one.num_overtaken >= self.config.max_num_overtakes for one in blocked):
                 break
-            self._waiting.popleft()
-            cached = manager.allocate(
-                entry.seq_id, token_ids, max_new_tokens=budget, extra_key=extra_key
-            )
-            query_len = min(token_ids.size - cached, budget)
-            pending.add(token_ids, cached, cached + query_len, extra_key)
-            slot = table.take(entry.request, entry.seq_id, entry.token_ids)
-            table.num_computed[slot] = cached + query_len
-            entry.slot = slot
-            self._by_slot[slot] = entry
-            self._order = np.append(self._order, slot)
-            if entry.num_cached_tokens is None:
-                entry.num_cached_tokens = cached
-            admitted.append(Admitted(entry.request, slot, cached))
+            is_alone = self._running.order.size == 0
+            if (
+                entry.preempted_in == self._num_steps
+                or not self._admission.has_room(entry, promised, is_alone=is_alone)
+                or pending.is_worth_waiting(entry.token_ids, entry.request.extra_key)
+            ):
+                blocked.append(entry)
+                continue
+            for one in blocked:
+                one.num_overtaken += 1
+            self._queue.remove(entry)
+            needed = self._admission.needed_blocks(entry)
+            cached, query_len = self._start(entry, budget)
+            pending.add(entry.token_ids, cached, cached + query_len, entry.request.extra_key)
+            assert entry.slot is not None
+            admitted.append(Admitted(entry.request, entry.slot, cached))
             query_lens.append(query_len)
             budget -= query_len
-            promised += self._admission.blocks_for(entry.token_ids.size)
-            promised -= self._admission.blocks_for(cached + query_len)
+            promised += needed - self._admission.blocks_for(cached + query_len)
         return admitted, np.array(query_lens, dtype=np.int64)
 
-    def _preempt(self, entry: Entry) -> None:
-        """Back to the front of the queue with its tokens; its K/V will be computed again, or found
-        in the prefix cache.
+    def _start(self, entry: Entry, budget: int) -> tuple[int, int]:
+        """Give it a slot and the blocks of its first chunk. Returns its cached tokens and the
+        chunk's.
         """
-        assert entry.slot is not None
-        entry.token_ids = self.slots.known_token_ids(entry.slot)
-        entry.num_preemptions += 1
-        self._manager.free(entry.seq_id)
-        self._leave_slots([entry])
-        self._waiting.appendleft(entry)
+        cached = self._manager.allocate(
+            entry.seq_id,
+            entry.token_ids,
+            max_new_tokens=budget,
+            extra_key=entry.request.extra_key,
+        )
+        query_len = min(entry.token_ids.size - cached, budget)
+        worst = self._admission.worst_case(entry.request) if entry.is_reserved else 0
+        self._running.enter(entry, cached + query_len, worst)
+        entry.num_overtaken = 0
+        if entry.num_cached_tokens is None:
+            entry.num_cached_tokens = cached
+        return cached, query_len
 
     # -- parts of update ---------------------------------------------------------------
 
@@ -327,16 +334,8 @@ class Scheduler:
             assert entry.slot is not None
             token_ids = self.slots.known_token_ids(entry.slot)
             finished.append(self._forget(entry, token_ids, reason, error))
-        self._leave_slots([entry for entry, _, _ in ends])
+        self._running.leave([entry for entry, _, _ in ends])
         return finished
-
-    def _leave_slots(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            assert entry.slot is not None
-            self.slots.release(entry.slot)
-            self._by_slot[entry.slot] = None
-            entry.slot = None
-        self._order = self._order[self.slots.seq_ids[self._order] != FREE]
 
     def _forget(
         self,
@@ -355,39 +354,6 @@ class Scheduler:
             error=error,
         )
 
-    def _running(self, slot: int) -> Entry:
-        entry = self._by_slot[slot]
-        if entry is None:
-            raise RuntimeError(f"slot {slot} has no request")
-        return entry
-
-    # -- invariants --------------------------------------------------------------------
-
     def check_invariants(self) -> None:
-        """I8 and the order of arrivals, and, between steps, that the manager counts as we do.
-
-        Raises AssertionError. Does not check the manager's own invariants.
-        """
-        self.slots.check_invariants()
-        waiting = [entry.seq_id for entry in self._waiting]
-        running = self.slots.seq_ids[self._order].tolist()
-        known = sorted(entry.seq_id for entry in self._entries.values())
-        _require(sorted(waiting + running) == known, "I8", f"{waiting} + {running} is not {known}")
-        _require(running + waiting == known, "order of arrival", f"{running} then {waiting}")
-        for slot, entry in enumerate(self._by_slot):
-            holder = FREE if entry is None else entry.seq_id
-            _require(self.slots.seq_ids[slot] == holder, "slot", f"{slot} is not {holder}'s")
-        for entry in self._entries.values():
-            runs = entry.slot is not None
-            _require(
-                (entry.seq_id in self._manager) == runs, "blocks", f"of {entry.seq_id}: {runs}"
-            )
-            if runs and self._in_flight is None:
-                computed = int(self.slots.num_computed[entry.slot])
-                held = self._manager.num_tokens(entry.seq_id)
-                _require(computed == held, "num_computed", f"{computed} is not {held}")
-
-
-def _require(holds: bool, name: str, detail: str) -> None:
-    if not holds:
-        raise AssertionError(f"scheduler invariant broken, {name}: {detail}")
+        """Raise AssertionError if the books are wrong: I8, order, slots, counts (invariants.py)."""
+        invariants.check(self)

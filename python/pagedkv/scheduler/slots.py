@@ -34,6 +34,9 @@ class SlotTable:
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
         self.max_len = np.zeros(max_num_seqs, dtype=np.int64)  # prompt_len + max_tokens
+        self.ranks = np.zeros(max_num_seqs, dtype=np.int64)
+        # Blocks kept for a row until its end; 0: none beyond those it holds.
+        self.worst_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         # Ids that end a row, padded with -1, which no token equals; as wide as the widest request
         # so far.
         self.stop_ids = np.full((max_num_seqs, 1), -1, dtype=np.int64)
@@ -44,7 +47,15 @@ class SlotTable:
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self, request: Request, seq_id: int, token_ids: NDArray[np.int32]) -> int:
+    def take(
+        self,
+        request: Request,
+        seq_id: int,
+        token_ids: NDArray[np.int32],
+        *,
+        rank: int,
+        worst_blocks: int,
+    ) -> int:
         """Give a sequence a slot. REQUIRES num_free > 0."""
         slot = heapq.heappop(self._free)
         self.token_ids[slot, : token_ids.size] = token_ids
@@ -52,6 +63,8 @@ class SlotTable:
         self.num_tokens[slot] = token_ids.size
         self.num_computed[slot] = 0
         self.max_len[slot] = request.prompt_len + request.max_tokens
+        self.ranks[slot] = rank
+        self.worst_blocks[slot] = worst_blocks
         num_stop_ids = len(request.stop_token_ids)
         if num_stop_ids > self.stop_ids.shape[1]:
             wider = np.full((self.max_num_seqs, 2 * num_stop_ids), -1, dtype=np.int64)

@@ -1,0 +1,45 @@
+"""The scheduler's books, checked against each other and against the manager. For tests and idle
+moments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pagedkv.scheduler.slots import FREE
+
+if TYPE_CHECKING:
+    from pagedkv.scheduler.scheduler import Scheduler
+
+
+def check(scheduler: Scheduler) -> None:
+    """I8 and the order of turns, and, between steps, that the manager counts as the scheduler does.
+
+    Raises AssertionError. Does not check the manager's own invariants.
+    """
+    table, manager = scheduler.slots, scheduler._manager
+    table.check_invariants()
+    waiting = [entry.key for entry in scheduler._queue]
+    running = [(int(table.ranks[s]), int(table.seq_ids[s])) for s in scheduler._running.order]
+    known = sorted(entry.key for entry in scheduler._entries.values())
+    _require(sorted(waiting + running) == known, "I8", f"{waiting} + {running} is not {known}")
+    _require(waiting == sorted(waiting), "order of turns", f"{waiting} wait")
+    _require(running == sorted(running), "order of turns", f"{running} run")
+    for slot, entry in enumerate(scheduler._running.by_slot):
+        holder = FREE if entry is None else entry.seq_id
+        _require(table.seq_ids[slot] == holder, "slot", f"{slot} is not {holder}'s")
+        if entry is not None:
+            kept = bool(table.worst_blocks[slot])
+            _require(kept == entry.is_reserved, "reserved", f"{entry.seq_id}: {kept}")
+    for entry in scheduler._entries.values():
+        runs = entry.slot is not None
+        _require((entry.seq_id in manager) == runs, "blocks", f"of {entry.seq_id}: {runs}")
+        if runs and scheduler._in_flight is None:
+            computed = int(table.num_computed[entry.slot])
+            held = manager.num_tokens(entry.seq_id)
+            _require(computed == held, "num_computed", f"{computed} is not {held}")
+
+
+def _require(holds: bool, name: str, detail: str) -> None:
+    if not holds:
+        raise AssertionError(f"scheduler invariant broken, {name}: {detail}")
