@@ -1,72 +1,142 @@
 """The compiled core: block manager and step tables (csrc/core, csrc/bindings). No torch.
 
-Arrays are NumPy arrays, or anything with the buffer protocol or `__array__`; ids of sequences are int64, of tokens int32 or int64.
-Every mutating call either happens whole or raises and changes nothing.
+Arrays of integers are NumPy arrays of any integer dtype, or anything NumPy converts to one (lists,
+torch CPU tensors); contiguous int64 for ids and counts and int32 for tokens are taken without a
+copy. Every mutating call either happens whole or raises and changes nothing.
+
+Errors, beside those below: ValueError for a value that is not allowed (negative, too large, twice
+in a batch, of another length), TypeError for what is not an integer or an array of integers. Each
+message names the argument, the value and what is allowed.
+
+Copies. append, swap_out and swap_in return (source, destination) pairs. They are an ordered
+program: the caller runs them in the order in which the calls returned them, before the kernels of
+the step being built.
 """
 
 import enum
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 class OutOfBlocks(RuntimeError):
-    """The pool has fewer blocks than the call needs; the message gives both numbers."""
+    """A pool has fewer blocks than the call needs; the message gives both numbers."""
 
-class UnknownSequence(KeyError): ...
-class DoubleFree(RuntimeError): ...
-class InvariantViolation(RuntimeError): ...
+class UnknownSequence(KeyError):
+    """No sequence with this id; the message says if it was freed."""
+
+class DoubleFree(RuntimeError):
+    """A sequence that was freed before (the last 4,096 freed ids are remembered)."""
+
+class InvariantViolation(RuntimeError):
+    """Names the invariant, I1 to I10."""
 
 class CanAllocate(enum.Enum):
     OK = ...
     LATER = ...
     NEVER = ...
 
-class Statistics:
-    """One consistent set of counters. Blocks add up: free + cached_idle + referenced + in_transit + draining = num_blocks."""
+class BlockState(enum.Enum):
+    FREE = 0  # on the free list
+    CACHED_IDLE = 1  # ref count 0, content findable; an allocation may evict it
+    REFERENCED = 2  # held by at least one block table
+    IN_TRANSIT = 3  # being swapped beside a launched step
+    DRAINING = 4  # ref count 0, but a launched step may still touch it
 
-    num_blocks: int
-    num_free: int  # on the free list
-    num_cached_idle: int  # ref count 0, content still findable; allocatable
-    num_referenced: int
-    num_shared: int  # ref count >= 2, a part of num_referenced
-    num_in_transit: int
-    num_draining: int
-    num_cpu_blocks: int
-    num_cpu_free: int
-    num_sequences: int
-    num_tokens: int  # token positions held by sequences, shared blocks counted once
-    token_occupancy: float  # num_tokens / (num_blocks * block_size)
-    block_occupancy: float  # (referenced + in_transit + draining) / num_blocks
-    prefix_cache_queries: int  # tokens looked up
-    prefix_cache_hits: int  # tokens found
-    num_evictions: int
-    num_copies: int  # copy-on-write
-    num_swapped_out: int  # blocks
-    num_swapped_in: int
+class Statistics:
+    """One consistent set of counters.
+
+    num_free + num_cached_idle + num_referenced + num_in_transit + num_draining = num_blocks.
+    """
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def num_cached_idle(self) -> int: ...
+    @property
+    def num_referenced(self) -> int: ...
+    @property
+    def num_shared(self) -> int:
+        """Ref count at least 2, whatever the state."""
+    @property
+    def num_in_transit(self) -> int: ...
+    @property
+    def num_draining(self) -> int: ...
+    @property
+    def num_cpu_blocks(self) -> int: ...
+    @property
+    def num_cpu_free(self) -> int: ...
+    @property
+    def num_sequences(self) -> int: ...
+    @property
+    def num_tokens(self) -> int:
+        """Token positions that sequences hold in the pool, a shared block counted once."""
+    @property
+    def token_occupancy(self) -> float:
+        """num_tokens / (num_blocks * block_size)."""
+    @property
+    def block_occupancy(self) -> float:
+        """(num_referenced + num_in_transit + num_draining) / num_blocks."""
+    @property
+    def prefix_cache_queries(self) -> int:
+        """Tokens that allocate looked up."""
+    @property
+    def prefix_cache_hits(self) -> int:
+        """Tokens that allocate found."""
+    @property
+    def num_evictions(self) -> int:
+        """Blocks whose cached content was given up for an allocation."""
+    @property
+    def num_copies(self) -> int:
+        """Copy-on-write, blocks."""
+    @property
+    def num_swapped_out(self) -> int:
+        """Blocks."""
+    @property
+    def num_swapped_in(self) -> int:
+        """Blocks."""
 
 class Snapshot:
-    """An immutable copy of the whole state, safe to read on any thread while the owner goes on."""
+    """An immutable copy of the whole state, safe to read on any thread while the owner goes on.
 
-    version: int
-    block_size: int
-    statistics: Statistics
-    ref_counts: NDArray[np.int32]  # [num_blocks]
-    states: NDArray[np.uint8]  # [num_blocks] BlockState values
-    seq_ids: NDArray[np.int64]  # [num_sequences]
-    seq_num_tokens: NDArray[np.int64]  # [num_sequences]
-    seq_start_loc: NDArray[np.int64]  # [num_sequences + 1] into block_ids
-    block_ids: NDArray[np.int32]
+    The arrays are read-only views of it.
+    """
 
-class BlockState(enum.Enum):
-    FREE = 0
-    CACHED_IDLE = 1
-    REFERENCED = 2
-    IN_TRANSIT = 3
-    DRAINING = 4
+    @property
+    def version(self) -> int:
+        """Rises with every snapshot of one manager."""
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def statistics(self) -> Statistics: ...
+    @property
+    def ref_counts(self) -> NDArray[np.int32]:
+        """[num_blocks]"""
+    @property
+    def states(self) -> NDArray[np.uint8]:
+        """[num_blocks], BlockState values."""
+    @property
+    def seq_ids(self) -> NDArray[np.int64]:
+        """[num_sequences]"""
+    @property
+    def seq_num_tokens(self) -> NDArray[np.int64]:
+        """[num_sequences]"""
+    @property
+    def seq_start_loc(self) -> NDArray[np.int64]:
+        """[num_sequences + 1]: sequence i has block_ids[loc[i] : loc[i + 1]]."""
+    @property
+    def block_ids(self) -> NDArray[np.int32]:
+        """Block tables one after another; -1 - i is block i of the CPU pool."""
 
 class BlockManager:
+    """The whole memory policy of a paged KV cache, as arithmetic on ids.
+
+    Owns the pool, the CPU pool, the prefix cache and every sequence's block table. One thread owns
+    a manager. seq_ids are the caller's, any int64; a freed one may be used again.
+    """
+
     def __init__(
         self,
         num_blocks: int,
@@ -75,10 +145,23 @@ class BlockManager:
         num_cpu_blocks: int = 0,
         watermark: float = 0.01,
         enable_prefix_caching: bool = True,
-        hash_secret: bytes | None = None,  # None: random, one per process
-        hash_bits: int = 128,  # fewer bits only weaken the hash (tests); a hit is verified by tokens either way
-        shuffle_seed: int | None = None,  # initial order of the free list
-    ) -> None: ...
+        hash_secret: bytes | None = None,
+        hash_bits: int = 128,
+        shuffle_seed: int | None = None,
+    ) -> None:
+        """
+        Args:
+            num_blocks: blocks of the pool, 1 to 2**26.
+            block_size: tokens of a block, 1 to 65536.
+            num_cpu_blocks: blocks of the CPU pool, 0 to 2**26.
+            watermark: fraction of the pool that can_allocate leaves, at least 0 and below 1.
+            enable_prefix_caching: False: nothing is ever found, publish only checks its arguments.
+            hash_secret: key of the block hash, 16 random bytes or more; None: random, one per
+                process.
+            hash_bits: 1 to 128; fewer only weaken the hash, for tests: a hit is verified by tokens
+                and parent either way.
+            shuffle_seed: shuffles the initial order of the free list; None: rising ids.
+        """
     @property
     def num_blocks(self) -> int: ...
     @property
@@ -86,9 +169,10 @@ class BlockManager:
     @property
     def num_allocatable_blocks(self) -> int:
         """Free plus cached-idle blocks: what an allocation can take now."""
-    # -- one sequence ------------------------------------------------------------------------------------------------
+    # -- one sequence ----------------------------------------------------------------------------
     def match(self, token_ids: ArrayLike, *, extra_key: bytes = b"") -> int:
-        """Tokens of a cached prefix, a multiple of block_size, at most len - 1. Changes nothing, counts nothing."""
+        """Tokens of a cached prefix: a multiple of block_size, at most len - 1. Changes nothing,
+        counts nothing. extra_key: everything but tokens that changes K/V (adapter, salt, ...)."""
     def can_allocate(
         self,
         token_ids: ArrayLike,
@@ -97,8 +181,9 @@ class BlockManager:
         reserve_tokens: int = 0,
         extra_key: bytes = b"",
     ) -> CanAllocate:
-        """NEVER if len(token_ids) + reserve_tokens cannot fit in the whole pool; LATER if the blocks for the cached prefix plus
-        max_new_tokens (default: all the rest) would leave fewer than the watermark; otherwise OK."""
+        """NEVER if len(token_ids) + reserve_tokens do not fit in the whole pool. LATER if the
+        blocks for the cached prefix plus max_new_tokens (default: all the rest) cannot be taken
+        now, or would leave fewer than the watermark while other sequences live. Otherwise OK."""
     def allocate(
         self,
         seq_id: int,
@@ -107,72 +192,138 @@ class BlockManager:
         max_new_tokens: int | None = None,
         extra_key: bytes = b"",
     ) -> int:
-        """Create seq_id, take its cached prefix, and blocks for up to max_new_tokens tokens after it (default: all). Returns the number of
-        cached tokens. The sequence then holds cached + min(rest, max_new_tokens) tokens; later chunks come by append."""
+        """Create seq_id, take its cached prefix, and blocks for up to max_new_tokens tokens after
+        it (default: all).
+
+        Returns the number of cached tokens. The sequence then holds cached + min(rest,
+        max_new_tokens) tokens; later chunks come by append. Looks at no watermark.
+
+        Raises:
+            OutOfBlocks, ValueError (seq_id exists, token_ids empty or negative).
+
+        Example: block_size 4, [1, 2, 3, 4] published; allocate(7, [1, 2, 3, 4, 5]) returns 4, and
+        sequence 7 holds that block and a new one.
+        """
     def append(self, seq_id: int, num_tokens: int = 1) -> list[tuple[int, int]]:
-        """Make room for num_tokens more. Returns copy-on-write pairs (source, destination) to run before the next write."""
-    def fork(self, parent_id: int, child_id: int) -> None: ...
+        """Make room for num_tokens more. Returns copy-on-write pairs (source, destination)."""
+    def fork(self, parent_id: int, child_id: int) -> None:
+        """child_id is new and shares every block of parent_id. What the parent holds should have
+        been computed: a shared block that is still to be written is refused by StepTables (I5)."""
     def free(self, seq_id: int) -> None:
-        """Drop the sequence's references. Unknown id: UnknownSequence; an id freed before: DoubleFree."""
+        """Drop the sequence's references. Unknown id: UnknownSequence; freed before: DoubleFree."""
     def publish(self, seq_id: int, token_ids: ArrayLike, num_computed_tokens: int) -> None:
-        """token_ids: the ids that follow those known so far (the prompt is known from allocate). Full blocks below num_computed_tokens
-        become findable."""
-    def swap_out(self, seq_ids: ArrayLike) -> list[tuple[int, int]]:
-        """Move the exclusively held blocks of these sequences to CPU blocks: pairs (block, CPU block). Shared blocks stay referenced."""
-    def swap_in(self, seq_ids: ArrayLike) -> list[tuple[int, int]]: ...
-    def num_swap_out_blocks(self, seq_ids: ArrayLike) -> int: ...
-    def num_swap_in_blocks(self, seq_ids: ArrayLike) -> int: ...
-    def num_tokens(self, seq_id: int) -> int: ...
+        """Full blocks below num_computed_tokens become findable.
+
+        Args:
+            token_ids: the ids that follow those known so far (the prompt is known from allocate).
+            num_computed_tokens: positions whose K/V is computed; at most the tokens held, and at
+                most the ids known.
+
+        Where equal content is findable already, the sequence's entry changes to that block and its
+        own copy is released. After a reset_prefix_cache a sequence alive then publishes nothing.
+        """
+    def num_tokens(self, seq_id: int) -> int:
+        """Positions held, computed or not."""
     def block_table(self, seq_id: int) -> NDArray[np.int32]:
-        """[num_blocks of the sequence]; a swapped-out entry is -1 - cpu_block."""
+        """[num_blocks of the sequence], a copy; a swapped-out entry is -1 - cpu_block."""
     def is_swapped(self, seq_id: int) -> bool: ...
     def __contains__(self, seq_id: int) -> bool: ...
-    # -- batches: one call a step ------------------------------------------------------------------------------------
+    # -- batches: one call a step; a sequence stands at most once in a batch --------------------
     def num_blocks_needed(self, seq_ids: ArrayLike, counts: ArrayLike) -> int:
         """Blocks that append_batch with the same arguments would take, copy-on-write included."""
     def append_batch(self, seq_ids: ArrayLike, counts: ArrayLike) -> NDArray[np.int64]:
-        """Copy-on-write pairs [n, 2]."""
-    def fork_batch(self, parent_ids: ArrayLike, child_ids: ArrayLike) -> None: ...
+        """counts[i] more tokens for seq_ids[i]. Returns copy-on-write pairs [n, 2]."""
+    def fork_batch(self, parent_ids: ArrayLike, child_ids: ArrayLike) -> None:
+        """A parent may stand several times."""
     def free_batch(self, seq_ids: ArrayLike) -> None: ...
     def publish_batch(
-        self, seq_ids: ArrayLike, token_ids: ArrayLike, counts: ArrayLike, num_computed_tokens: ArrayLike
+        self,
+        seq_ids: ArrayLike,
+        token_ids: ArrayLike,
+        counts: ArrayLike,
+        num_computed_tokens: ArrayLike,
     ) -> None:
         """token_ids: concatenated, counts[i] of them belong to seq_ids[i]."""
-    # -- steps in flight ---------------------------------------------------------------------------------------------
+    # -- swap ------------------------------------------------------------------------------------
+    def swap_out(self, seq_ids: ArrayLike) -> list[tuple[int, int]]:
+        """Move the blocks that these sequences alone hold to CPU blocks, one that several of them
+        share once; blocks with a holder outside stay referenced. Returns pairs (block, CPU block).
+        Published blocks stay findable until they are evicted. Raises OutOfBlocks if the CPU pool
+        is short."""
+    def swap_in(self, seq_ids: ArrayLike) -> list[tuple[int, int]]:
+        """The way back: pairs (CPU block, block). They are published again at the next publish."""
+    def num_swap_out_blocks(self, seq_ids: ArrayLike) -> int:
+        """CPU blocks that swap_out of these sequences would take."""
+    def num_swap_in_blocks(self, seq_ids: ArrayLike) -> int:
+        """Blocks that swap_in of these sequences would take."""
+    # -- steps in flight -------------------------------------------------------------------------
     def begin_step(self) -> int:
-        """A step is launched: blocks freed, or swapped out or in, from here on stay draining or in transit until end_step of it."""
-    def end_step(self, step_id: int) -> None: ...
-    # -- the whole ---------------------------------------------------------------------------------------------------
+        """A step is launched: blocks freed, or swapped out or in, from here on stay draining or in
+        transit until end_step of it. At most 16 steps may be in flight. Returns 1, 2, 3, ..."""
+    def end_step(self, step_id: int) -> None:
+        """Steps end in the order of their launch."""
+    # -- the whole -------------------------------------------------------------------------------
     def reset_prefix_cache(self) -> int:
-        """Forget every cached block; idle ones become free. Returns how many blocks were findable."""
+        """Forget every cached block; idle ones become free. Returns how many were findable."""
     def statistics(self) -> Statistics: ...
     def snapshot(self) -> Snapshot: ...
-    def ref_counts(self) -> NDArray[np.int32]: ...
-    def states(self) -> NDArray[np.uint8]: ...
+    def ref_counts(self) -> NDArray[np.int32]:
+        """[num_blocks], a copy."""
+    def states(self) -> NDArray[np.uint8]:
+        """[num_blocks], BlockState values, a copy."""
     def take_evicted(self) -> NDArray[np.int32]:
-        """Blocks whose cached content was evicted since the last call."""
+        """Blocks whose cached content was evicted since the last call, in that order, each once."""
     def check_invariants(self) -> None:
-        """Raises InvariantViolation naming the invariant (I1..I10 of docs/invariants)."""
+        """Raises InvariantViolation naming the invariant (I1 to I10)."""
 
 class StepTables:
-    """Writes a batch's tables into the caller's buffers, in one call; remembers per slot what it last wrote."""
+    """Writes a batch's tables into the caller's buffers, in one call; remembers per slot what it
+    last wrote into each of up to four block-table buffers (a pinned pair used alternately needs
+    two), and keeps those buffers alive."""
 
-    def __init__(self, manager: BlockManager, max_num_slots: int, max_num_blocks: int) -> None: ...
+    def __init__(self, manager: BlockManager, max_num_slots: int, max_num_blocks: int) -> None:
+        """max_num_blocks: entries of a block-table row."""
     def write(
         self,
-        seq_ids: ArrayLike,  # [num_seqs] int64
-        query_lens: ArrayLike,  # [num_seqs]: this step's tokens, already appended
-        slots: ArrayLike,  # [num_seqs]: stable row of the device state per sequence
+        seq_ids: ArrayLike,
+        query_lens: ArrayLike,
+        slots: ArrayLike,
         *,
-        block_tables: Any,  # int32 [>= max slot + 1, max_num_blocks], row per slot
-        slot_mapping: Any,  # int64 [>= num_tokens]
-        positions: Any,  # int64 [>= num_tokens]
-        seq_lens: Any,  # int32 [>= num_seqs]
-        query_start_loc: Any,  # int32 [>= num_seqs + 1]
+        block_tables: Any,
+        slot_mapping: Any,
+        positions: Any,
+        seq_lens: Any,
+        query_start_loc: Any,
         only_changed: bool = False,
     ) -> int:
-        """Returns the number of tokens. only_changed: block-table entries that this buffer set already holds are not written again."""
+        """Write the tables of one step.
+
+        Args:
+            seq_ids: [num_seqs] int64, each once.
+            query_lens: [num_seqs]: this step's tokens of each sequence, already appended.
+            slots: [num_seqs]: the sequence's stable row in block_tables, each once.
+            block_tables: int32 [more rows than the largest slot, at least max_num_blocks]. Entries
+                past a sequence's table are left alone.
+            slot_mapping: int64 [at least num_tokens].
+            positions: int64 [at least num_tokens].
+            seq_lens: int32 [at least num_seqs].
+            query_start_loc: int32 [at least num_seqs + 1].
+            only_changed: block-table entries that this buffer holds already are not written again.
+
+        The five buffers are writable NumPy arrays or torch CPU tensors and are written in place.
+
+        Returns the number of tokens.
+
+        Raises:
+            InvariantViolation: I5, a token would be written into a shared or published block.
+
+        Example: block_size 4, sequence 7 with blocks [9, 2] and 6 tokens, the last one new:
+        write([7], [1], [3], ...) writes block_tables[3, :2] = [9, 2], slot_mapping[0] = 2 * 4 + 1,
+        positions[0] = 5, seq_lens[0] = 6, query_start_loc[:2] = [0, 1] and returns 1.
+        """
     def forget(self, block_tables: Any) -> None:
-        """The content of this buffer is not known any more; the next write fills it whole."""
+        """This buffer's content is not known any more (somebody else wrote into it): the next
+        write fills its rows whole. Also lets go of its memory."""
     @property
-    def num_entries_written(self) -> int: ...
+    def num_entries_written(self) -> int:
+        """Block-table entries written so far."""

@@ -66,6 +66,26 @@ def test_a_failing_check_shows_both_values_and_fails_the_program(tmp_path: Path)
     assert "1 of 4 checks passed" in done.stdout
 
 
+def test_two_processes_hash_the_same_tokens_differently(tmp_path: Path) -> None:
+    """Without a configured secret nobody outside can tell which prompts collide."""
+    source = tmp_path / "key.cpp"
+    source.write_text(
+        "#include <cstdio>\n"
+        '#include "pagedkv/core/prefix_cache.h"\n'
+        "int main() {\n"
+        "  pagedkv::PrefixCache cache(1, 4, std::nullopt, 128);\n"
+        "  const pagedkv::TokenId tokens[4] = {1, 2, 3, 4};\n"
+        "  pagedkv::PrefixCache::Run run;\n"
+        '  cache.prepare(cache.acquire_root(""), tokens, 1, run);\n'
+        '  std::printf("%llx", static_cast<unsigned long long>(run.keys[0].low));\n'
+        "}\n"
+    )
+    library = build("pagedkv_core").parent / "libpagedkv_core.a"
+    program = tmp_path / "key"
+    run("c++", "-std=c++20", f"-I{ROOT / 'include'}", source, library, "-o", program)
+    assert run(program) != run(program)
+
+
 def test_the_fuzzer_finds_nothing() -> None:
     assert "1500 inputs, no finding" in run(build("core_fuzz"), "--runs", "1500")
 

@@ -1,0 +1,380 @@
+"""A block manager as plain dictionaries: slow, small and obviously right. The stateful test runs it
+beside the compiled one and compares everything after every operation.
+
+It predicts all but one thing: which free block an allocation takes. That it reads off the real
+block table (`observed`) and only checks that the block was free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagedkv.block_manager import CanAllocate, DoubleFree, OutOfBlocks, UnknownSequence
+
+Key = tuple[Any, tuple[int, ...]]  # (parent block or extra key, tokens)
+
+
+@dataclass(eq=False)
+class Block:
+    """A block with content; free ones have no object."""
+
+    id: int
+    num_refs: int = 0
+    key: Key | None = None  # published under this
+    is_incoming: bool = False  # swapped in beside a step
+
+
+@dataclass
+class Seq:
+    """A sequence; `table` mixes pool blocks and, while swapped, CPU blocks."""
+
+    table: list[Block]
+    tokens: list[int]  # known ids
+    extra_key: bytes
+    num_tokens: int
+    num_published: int
+    can_publish: bool = True
+    is_swapped: bool = False
+
+
+@dataclass
+class Model:
+    """The dictionary model. Each method has the name of the call it predicts."""
+
+    num_blocks: int
+    block_size: int
+    num_cpu_blocks: int
+    watermark: float
+    seqs: dict[int, Seq] = field(default_factory=dict)
+    freed: set[int] = field(default_factory=set)
+    blocks: dict[int, Block] = field(default_factory=dict)  # by id, all that are not free
+    cpu: dict[int, Block] = field(default_factory=dict)
+    cache: dict[Key, Block] = field(default_factory=dict)
+    idle: dict[Block, None] = field(default_factory=dict)  # oldest first
+    # Blocks that wait for the end of a step: (step, block, pool).
+    waiting: list[tuple[int, Block, dict[int, Block]]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    last_step: int = 0
+    evicted: set[int] = field(default_factory=set)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+
+    # -- queries ---------------------------------------------------------------------------------
+    @property
+    def num_allocatable(self) -> int:
+        return self.num_blocks - len(self.blocks) + len(self.idle)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def get(self, seq_id: int) -> Seq:
+        if seq_id not in self.seqs:
+            raise UnknownSequence(seq_id)
+        return self.seqs[seq_id]
+
+    def get_all(self, seq_ids: Sequence[int]) -> list[Seq]:
+        for i, seq_id in enumerate(seq_ids):
+            self.get(seq_id)
+            if seq_id in seq_ids[:i]:
+                raise ValueError("twice")
+        return [self.seqs[seq_id] for seq_id in seq_ids]
+
+    def hits(self, tokens: Sequence[int], extra_key: bytes) -> list[Block]:
+        found: list[Block] = []
+        parent: Any = extra_key
+        for end in range(self.block_size, len(tokens), self.block_size):
+            block = self.cache.get((parent, tuple(tokens[end - self.block_size : end])))
+            if block is None:
+                break
+            found.append(block)
+            parent = block
+        return found
+
+    def plan(
+        self, tokens: Sequence[int], limit: int, extra_key: bytes
+    ) -> tuple[list[Block], int, int]:
+        """Hits, tokens held, and blocks taken from those that can be allocated."""
+        hits = self.hits(tokens, extra_key)
+        num_tokens = min(len(tokens), len(hits) * self.block_size + limit)
+        num_new = self.blocks_for(num_tokens) - len(hits)
+        return hits, num_tokens, num_new + sum(block in self.idle for block in hits)
+
+    def can_allocate(self, tokens: Sequence[int], limit: int, extra_key: bytes) -> CanAllocate:
+        if self.blocks_for(len(tokens)) > self.num_blocks:
+            return CanAllocate.NEVER
+        left = int(self.watermark * self.num_blocks) if self.seqs else 0
+        fits = self.num_allocatable - self.plan(tokens, limit, extra_key)[2] >= left
+        return CanAllocate.OK if fits else CanAllocate.LATER
+
+    # -- blocks ----------------------------------------------------------------------------------
+    def hold(self, block: Block) -> None:
+        block.num_refs += 1
+        self.idle.pop(block, None)
+        if block.num_refs == 1:
+            self.waiting = [entry for entry in self.waiting if entry[1] is not block]
+
+    def drop(self, block: Block, pool: dict[int, Block]) -> None:
+        block.num_refs -= 1
+        if block.num_refs > 0:
+            return
+        block.is_incoming = False
+        self.waiting = [entry for entry in self.waiting if entry[1] is not block]
+        if self.steps:
+            self.waiting.append((self.last_step, block, pool))
+        else:
+            self.settle(block, pool)
+
+    def settle(self, block: Block, pool: dict[int, Block]) -> None:
+        if block.key is not None:
+            self.idle[block] = None
+        else:
+            del pool[block.id]
+
+    def unpublish(self, block: Block) -> None:
+        for child in [b for b in self.cache.values() if b.key is not None and b.key[0] is block]:
+            self.unpublish(child)
+        assert block.key is not None
+        del self.cache[block.key]
+        block.key = None
+        if block in self.idle:
+            del self.idle[block]
+            del self.blocks[block.id]
+
+    def make_room(self, num_blocks: int) -> None:
+        while self.num_blocks - len(self.blocks) < num_blocks:
+            before = {block.id for block in self.cache.values()}
+            self.unpublish(next(iter(self.idle)))
+            gone = before - {block.id for block in self.cache.values()}
+            self.evicted |= gone
+            self.counts["num_evictions"] += len(gone)
+
+    def take(self, block_id: int, pool: dict[int, Block]) -> Block:
+        assert block_id not in pool, f"block {block_id} was handed out while it is not free"
+        pool[block_id] = Block(block_id, num_refs=1)
+        return pool[block_id]
+
+    # -- calls -----------------------------------------------------------------------------------
+    def allocate(
+        self, seq_id: int, tokens: list[int], limit: int, extra_key: bytes, observed: list[int]
+    ) -> int:
+        if seq_id in self.seqs:
+            raise ValueError("exists")
+        hits, num_tokens, num_taken = self.plan(tokens, limit, extra_key)
+        if num_taken > self.num_allocatable:
+            raise OutOfBlocks
+        for block in hits:
+            self.hold(block)
+        num_new = self.blocks_for(num_tokens) - len(hits)
+        self.make_room(num_new)
+        table = hits + [self.take(block_id, self.blocks) for block_id in observed[len(hits) :]]
+        self.seqs[seq_id] = Seq(table, list(tokens), extra_key, num_tokens, len(hits))
+        self.freed.discard(seq_id)
+        self.counts["prefix_cache_queries"] += len(tokens)
+        self.counts["prefix_cache_hits"] += len(hits) * self.block_size
+        return len(hits) * self.block_size
+
+    def num_blocks_needed(self, seq_ids: list[int], counts: list[int]) -> int:
+        shared: dict[Block, int] = {}
+        needed = 0
+        for seq, count in zip(self.get_all(seq_ids), counts, strict=True):
+            if count < 0 or seq.is_swapped:
+                raise ValueError("count or swapped")
+            needed += self.blocks_for(seq.num_tokens + count) - len(seq.table)
+            if self.must_copy(seq, count):
+                shared[seq.table[-1]] = shared.get(seq.table[-1], 0) + 1
+        return needed + sum(min(n, block.num_refs - 1) for block, n in shared.items())
+
+    def must_copy(self, seq: Seq, count: int) -> bool:
+        is_partial = seq.num_tokens % self.block_size > 0
+        return count > 0 and is_partial and seq.table[-1].num_refs > 1
+
+    def append_batch(
+        self, seq_ids: list[int], counts: list[int], observed: list[list[int]]
+    ) -> list[tuple[int, int]]:
+        needed = self.num_blocks_needed(seq_ids, counts)
+        if needed > self.num_allocatable:
+            raise OutOfBlocks
+        self.make_room(needed)
+        copies = []
+        for seq_id, count, ids in zip(seq_ids, counts, observed, strict=True):
+            seq = self.seqs[seq_id]
+            if self.must_copy(seq, count):
+                old, at = seq.table[-1], len(seq.table) - 1
+                seq.table[-1] = self.take(ids[at], self.blocks)
+                self.drop(old, self.blocks)
+                copies.append((old.id, ids[at]))
+            seq.num_tokens += count
+            seq.table += [self.take(i, self.blocks) for i in ids[len(seq.table) :]]
+        self.counts["num_copies"] += len(copies)
+        return copies
+
+    def publish_batch(
+        self, seq_ids: list[int], tokens: list[list[int]], num_computed: list[int]
+    ) -> None:
+        for seq, new, computed in zip(self.get_all(seq_ids), tokens, num_computed, strict=True):
+            if not 0 <= computed <= min(seq.num_tokens, len(seq.tokens) + len(new)):
+                raise ValueError("num_computed_tokens")
+        for seq_id, new, computed in zip(seq_ids, tokens, num_computed, strict=True):
+            seq = self.seqs[seq_id]
+            seq.tokens += new
+            while seq.can_publish and seq.num_published < computed // self.block_size:
+                if not self.publish_next(seq):
+                    break
+
+    def publish_next(self, seq: Seq) -> bool:
+        i, size = seq.num_published, self.block_size
+        parent: Any = seq.extra_key if i == 0 else seq.table[i - 1]
+        block = seq.table[i]
+        if i > 0 and (parent.key is None or self.cache.get(parent.key) is not parent):
+            seq.can_publish = False
+            return False
+        if self.cpu.get(block.id) is block:
+            return False
+        key = (parent, tuple(seq.tokens[i * size : (i + 1) * size]))
+        there = self.cache.get(key)
+        if there is None and block.key is not None:
+            seq.can_publish = False
+            return False
+        if there is None:
+            block.key = key
+            self.cache[key] = block
+        elif there is not block:
+            self.hold(there)
+            seq.table[i] = there
+            self.drop(block, self.blocks)
+        seq.num_published += 1
+        return True
+
+    def fork(self, parent_id: int, child_id: int) -> None:
+        parent = self.get(parent_id)
+        if child_id in self.seqs:
+            raise ValueError("exists")
+        child = Seq(
+            list(parent.table), list(parent.tokens), parent.extra_key, parent.num_tokens,
+            parent.num_published, parent.can_publish, parent.is_swapped,
+        )  # fmt: skip
+        for block in child.table:
+            block.num_refs += 1
+        self.seqs[child_id] = child
+        self.freed.discard(child_id)
+
+    def free_batch(self, seq_ids: list[int]) -> None:
+        for i, seq_id in enumerate(seq_ids):
+            if seq_id in self.freed or (seq_id in self.seqs and seq_id in seq_ids[:i]):
+                raise DoubleFree
+            self.get(seq_id)
+        for seq_id in seq_ids:
+            for block in reversed(self.seqs.pop(seq_id).table):
+                self.drop(block, self.cpu if self.cpu.get(block.id) is block else self.blocks)
+            self.freed.add(seq_id)
+
+    def swap_out(self, seq_ids: list[int], observed: list[list[int]]) -> list[tuple[int, int]]:
+        seqs = self.get_all(seq_ids)
+        if any(seq.is_swapped for seq in seqs):
+            raise ValueError("swapped")
+        held = [block for seq in seqs for block in seq.table]
+        alone = {block for block in held if held.count(block) == block.num_refs}
+        if len(alone) > self.num_cpu_blocks - len(self.cpu):
+            raise OutOfBlocks
+        pairs: dict[Block, Block] = {}
+        for seq, ids in zip(seqs, observed, strict=True):
+            published = seq.table[: seq.num_published]
+            if seq.can_publish and any(block.key is None for block in published):
+                seq.can_publish = False
+            for i, block in enumerate(seq.table):
+                if block not in alone:
+                    continue
+                if block not in pairs:
+                    pairs[block] = self.take(-1 - ids[i], self.cpu)
+                else:
+                    pairs[block].num_refs += 1
+                seq.num_published = min(seq.num_published, i)
+                seq.table[i] = pairs[block]
+                self.drop(block, self.blocks)
+            seq.is_swapped = True
+        self.counts["num_swapped_out"] += len(pairs)
+        return [(source.id, target.id) for source, target in pairs.items()]
+
+    def swap_in(self, seq_ids: list[int], observed: list[list[int]]) -> list[tuple[int, int]]:
+        seqs = self.get_all(seq_ids)
+        if not all(seq.is_swapped for seq in seqs):
+            raise ValueError("not swapped")
+        away = {b for seq in seqs for b in seq.table if self.cpu.get(b.id) is b}
+        if len(away) > self.num_allocatable:
+            raise OutOfBlocks
+        self.make_room(len(away))
+        pairs: dict[Block, Block] = {}
+        for seq, ids in zip(seqs, observed, strict=True):
+            for i, block in enumerate(seq.table):
+                if block not in away:
+                    continue
+                if block not in pairs:
+                    pairs[block] = self.take(ids[i], self.blocks)
+                    if self.steps:
+                        pairs[block].is_incoming = True
+                        self.waiting.append((self.last_step, pairs[block], self.blocks))
+                else:
+                    pairs[block].num_refs += 1
+                seq.table[i] = pairs[block]
+                self.drop(block, self.cpu)
+            seq.is_swapped = False
+        self.counts["num_swapped_in"] += len(pairs)
+        return [(source.id, target.id) for source, target in pairs.items()]
+
+    def begin_step(self) -> int:
+        self.last_step += 1
+        self.steps.append(self.last_step)
+        return self.last_step
+
+    def end_step(self, step: int) -> None:
+        if not self.steps or step != self.steps[0]:
+            raise ValueError("not the oldest")
+        self.steps.pop(0)
+        ended = [entry for entry in self.waiting if entry[0] <= step]
+        self.waiting = [entry for entry in self.waiting if entry[0] > step]
+        for _, block, pool in ended:
+            block.is_incoming = False
+            if block.num_refs == 0:
+                self.settle(block, pool)
+
+    def reset_prefix_cache(self) -> int:
+        num_before = len(self.cache)
+        for seq in self.seqs.values():
+            seq.can_publish = False
+        while self.cache:
+            self.unpublish(next(iter(self.cache.values())))
+        return num_before
+
+    # -- what can be seen ------------------------------------------------------------------------
+    def statistics(self) -> dict[str, int]:
+        held = [block for block in self.blocks.values() if block.num_refs > 0]
+        incoming = sum(block.is_incoming for block in held)
+        waiting = [b for _, b, pool in self.waiting if pool is self.blocks and b.num_refs == 0]
+        fill: dict[Block, int] = {}
+        for seq in self.seqs.values():
+            for i, block in enumerate(seq.table):
+                if self.blocks.get(block.id) is block:
+                    fill[block] = min(self.block_size, seq.num_tokens - i * self.block_size)
+        return {
+            "num_free": self.num_blocks - len(self.blocks),
+            "num_cached_idle": len(self.idle),
+            "num_referenced": len(held) - incoming,
+            "num_shared": sum(block.num_refs > 1 for block in held),
+            # Draining and, outgoing, in transit: the model does not tell these two apart.
+            "num_waiting": len(waiting) + incoming,
+            "num_cpu_free": self.num_cpu_blocks - len(self.cpu),
+            "num_sequences": len(self.seqs),
+            "num_tokens": sum(fill.values()),
+            **self.counts,
+        }
+
+
+COUNTED = (
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_evictions",
+    "num_copies",
+    "num_swapped_out",
+    "num_swapped_in",
+)
