@@ -1,4 +1,4 @@
-"""The small operators' tests again on every instruction set that this processor has: each needs a
+"""The operators' tests again on every instruction set that this processor has: each needs a
 process of its own, as the choice is made once."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 NUMERIC_TESTS = ("test_layers.py", "test_cache.py", "test_merge_states.py")
+ATTENTION_TESTS = ("test_paged_attention.py", "test_paged_attention_invariance.py")
 CALL = """
 import torch, pagedkv.ops
 x = torch.ones(2, 8)
@@ -56,3 +57,15 @@ def test_the_numeric_tests_hold(isa: str, available) -> None:
     passed = re.search(r"(\d+) passed", tested.stdout)
     assert passed, tested.stdout[-4000:]
     assert int(passed.group(1)) > 500
+
+
+# Attention alone has kernels for the bf16 dot product, and the tests of this process use the last.
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512", "avx512_bf16"])
+def test_attention_holds(isa: str, available) -> None:
+    if isa not in available or isa == available[-1]:
+        pytest.skip(f"this processor has {', '.join(available)}, tested here with the last")
+    tested = run(isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", *ATTENTION_TESTS)
+    assert tested.returncode == 0, tested.stdout[-4000:]
+    passed = re.search(r"(\d+) passed", tested.stdout)
+    assert passed, tested.stdout[-4000:]
+    assert int(passed.group(1)) > 130

@@ -103,8 +103,9 @@ void launch_paged_attention(const PagedAttentionParams& params, const ThreadPool
   const auto num_tasks = static_cast<int64_t>(plan.tasks.size());
   if (num_tasks == 0) return;
 
-  // The caller's workspace holds the states when it is large enough, which its formula promises
-  // unless num_splits is 0: the automatic cut may leave more of them.
+  // The caller's workspace holds the states when it is large enough. Its formula, which counts what
+  // a GPU needs, promises that for num_splits n > 1; the automatic cut may leave more states, and
+  // so does a prefix group when each of its sequences has one piece.
   const int64_t state_bytes = plan.num_states * partial_state_bytes(params.cache.head_dim);
   AlignedBytes own_states;
   if (state_bytes > params.workspace_bytes) own_states = allocate(state_bytes);
