@@ -46,7 +46,9 @@ class ScheduledStep:
 
     slots, seq_ids int64 [num_rows]; query_lens int64 [num_rows], this step's tokens of each row;
     sample_rows int64 [num_samples], rows that reach their newest known token and so get a next one,
-    ascending; copies int64 [n, 2], copy-on-write pairs to run first.
+    ascending; a prompt with several answers has its row once for each. sample_draws int64
+    [num_samples]: the draw of each. copies int64 [n, 2], copy-on-write pairs to run first. forked:
+    forks that got a slot since the step before.
     """
 
     step_id: int
@@ -54,15 +56,19 @@ class ScheduledStep:
     seq_ids: NDArray[np.int64]
     query_lens: NDArray[np.int64]
     sample_rows: NDArray[np.int64]
+    sample_draws: NDArray[np.int64]
     num_tokens: int
     copies: NDArray[np.int64]
     admitted: tuple[Admitted, ...]
     preempted: tuple[Preempted, ...]
+    forked: tuple[Admitted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedRequest:
-    """A request that left the scheduler. token_ids int32 [num generated]."""
+    """A request, or one answer of a group, that left the scheduler. token_ids int32 [num
+    generated]; cumulative_logprob: of these tokens, None where it is not tracked.
+    """
 
     request: Request
     token_ids: NDArray[np.int32]
@@ -70,12 +76,14 @@ class FinishedRequest:
     num_cached_tokens: int
     num_preemptions: int
     error: str | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One answer. stop_reason: the stop string or stop token id that ended it; None for the end-of-
-    sequence token and other reasons.
+    sequence token and other reasons. cumulative_logprob: sum of its tokens' log-probabilities under
+    the model itself, before temperature, top-k and top-p; None for a request with one answer.
     """
 
     index: int
@@ -83,6 +91,7 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: FinishReason
     stop_reason: str | int | None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +109,14 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What one step added to a streamed request. The texts of all deltas, joined, are the finished
-    output's text.
+    """What one step added to answer `index` of a streamed request. The texts of all its deltas,
+    joined, are the finished output's text.
     """
 
     request_id: str
     text: str
     token_ids: list[int]
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

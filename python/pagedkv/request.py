@@ -4,6 +4,7 @@ is queued.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +30,8 @@ class Request:
         cache_salt: prefixes are shared only between requests with the same salt, so a tenant cannot
             learn from timing what others have asked. None: shared with all that have none.
         priority: lower is more urgent; other than 0 only under scheduling_policy "priority".
+        draw: k of fork k; its tokens are drawn with (seed, k).
+        parent_id: of one of several answers to a prompt, the id of the request that asked for them.
     """
 
     request_id: str
@@ -40,6 +43,8 @@ class Request:
     prompt: str | None = None
     cache_salt: str | None = None
     priority: int = 0
+    draw: int = 0
+    parent_id: str | None = None
 
     def __post_init__(self) -> None:
         if self.prompt_token_ids.ndim != 1 or self.prompt_token_ids.size == 0:
@@ -59,5 +64,20 @@ class Request:
         return b"" if self.cache_salt is None else self.cache_salt.encode()
 
     @property
+    def is_group(self) -> bool:
+        """Whether it stands for several answers, each of which is a Request of its own."""
+        return self.parent_id is None and self.sampling_params.num_forks > 1
+
+    def member(self, k: int) -> Request:
+        """Answer k of a group."""
+        name = fork_name(self.request_id, k)
+        return dataclasses.replace(self, request_id=name, draw=k, parent_id=self.request_id)
+
+    @property
     def prompt_len(self) -> int:
         return int(self.prompt_token_ids.size)
+
+
+def fork_name(request_id: str, k: int) -> str:
+    """How fork k of a request is called."""
+    return f"{request_id}-{k}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 _MAX_STOP_STRINGS = 64
 _MAX_STOP_TOKEN_IDS = 256  # of each running sequence they are a row in one array
 _MAX_SEED = 2**64 - 1
+MAX_FORKS = 128  # answers of one prompt: a bound on what one small request can ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,10 @@ class SamplingParams:
         ignore_eos: go on past the end-of-sequence token.
         include_stop_str_in_output: keep the stop string in the text.
         skip_special_tokens: leave special tokens out of the text.
+        n: answers to return, 1 to 128. The prompt is computed once and its blocks are shared;
+            answer k draws with (seed, k).
+        best_of: answers to generate, n to 128; the n with the highest cumulative log-probability
+            are returned, best first. None: n.
 
     Raises:
         ValueError, TypeError: a value out of its range, naming it and what is allowed.
@@ -45,6 +50,8 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    n: int = 1
+    best_of: int | None = None
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, low=0.0)
@@ -71,6 +78,14 @@ class SamplingParams:
         for token_id in ids:
             _check_int("stop_token_ids", token_id, low=0)
         object.__setattr__(self, "stop_token_ids", ids)
+        _check_int("n", self.n, low=1, high=MAX_FORKS)
+        if self.best_of is not None:
+            _check_int("best_of", self.best_of, low=self.n, high=MAX_FORKS)
+
+    @property
+    def num_forks(self) -> int:
+        """Answers that are generated for the prompt."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def is_greedy(self) -> bool:

@@ -69,6 +69,7 @@ def test_copy_on_write_pairs_run_before_the_step_writes() -> None:
             seq_ids=np.array(seq_ids),
             query_lens=np.array(lens),
             sample_rows=np.arange(len(seq_ids)),
+            sample_draws=np.zeros(len(seq_ids), dtype=np.int64),
             num_tokens=sum(lens),
             copies=np.asarray(copies, dtype=np.int64).reshape(-1, 2),
             admitted=(),

@@ -17,6 +17,7 @@ from pagedkv.block_manager import BlockManager, BlockState, StepTables
 from pagedkv.config import SchedulerConfig
 from pagedkv.records import FinishedRequest, ScheduledStep
 from pagedkv.request import Request
+from pagedkv.sampling_params import SamplingParams
 from pagedkv.scheduler import Scheduler
 
 VOCAB = 97
@@ -25,16 +26,16 @@ NOTHING = -7  # in every slot that nobody has written
 GARBAGE = -9  # what a failed step leaves behind
 
 
-def next_token(context: np.ndarray) -> int:
-    """The fake model: a hash of every visible token, in order."""
-    return zlib.crc32(np.ascontiguousarray(context, dtype=np.int32).tobytes()) % VOCAB
+def next_token(context: np.ndarray, draw: int = 0) -> int:
+    """The fake model: a hash of every visible token, in order, and of the draw."""
+    return zlib.crc32(np.ascontiguousarray(context, dtype=np.int32).tobytes(), draw) % VOCAB
 
 
 def solo(request: Request) -> list[int]:
     """What the request answers when nothing else exists."""
     context = request.prompt_token_ids.tolist()
     for _ in range(request.max_tokens):
-        context.append(next_token(np.array(context)))
+        context.append(next_token(np.array(context), request.draw))
         if context[-1] in request.stop_token_ids:
             break
     return context[request.prompt_len :]
@@ -48,6 +49,7 @@ def make_request(
     stops: tuple[int, ...] = (),
     salt: str | None = None,
     priority: int = 0,
+    n: int = 1,
 ) -> Request:
     return Request(
         request_id=name,
@@ -56,7 +58,15 @@ def make_request(
         stop_token_ids=stops,
         cache_salt=salt,
         priority=priority,
+        sampling_params=SamplingParams(n=n),
     )
+
+
+def answers_of(request: Request) -> list[Request]:
+    """The request, or the answers of a group."""
+    if not request.is_group:
+        return [request]
+    return [request.member(k) for k in range(request.sampling_params.num_forks)]
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -125,11 +135,11 @@ class Simulation:
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
-        self.requests[request.request_id] = request
+        self.requests |= {one.request_id: one for one in answers_of(request)}
         self.check()
 
     def abort(self, name: str) -> None:
-        self._end([self.scheduler.finish(name, "abort")])
+        self._end(self.scheduler.finish(name, "abort"))
         self.check()
 
     def schedule(self) -> ScheduledStep | None:
@@ -169,7 +179,8 @@ class Simulation:
         if bad_rows is not None:
             is_bad = np.repeat(np.isin(np.arange(step.slots.size), bad_rows), step.query_lens)
             self.cache.reshape(-1)[places[is_bad]] = GARBAGE
-        return np.array([self._sample(step, row) for row in step.sample_rows], dtype=np.int64)
+        samples = zip(step.sample_rows, step.sample_draws, strict=True)
+        return np.array([self._sample(step, row, draw) for row, draw in samples], dtype=np.int64)
 
     def update(
         self, step: ScheduledStep, token_ids: np.ndarray, failed: np.ndarray | None = None
@@ -211,10 +222,10 @@ class Simulation:
         assert statistics.num_free + statistics.num_cached_idle == self.num_blocks
         assert statistics.num_sequences == 0
 
-    def _sample(self, step: ScheduledStep, row: int) -> int:
+    def _sample(self, step: ScheduledStep, row: int, draw: int) -> int:
         seq_len = int(self.seq_lens[row])
         table = self.block_tables[step.slots[row], : -(-seq_len // self.block_size)]
-        return next_token(self.cache[table].reshape(-1)[:seq_len])
+        return next_token(self.cache[table].reshape(-1)[:seq_len], int(draw))
 
     def _check_step(self, step: ScheduledStep) -> None:
         lens = step.query_lens

@@ -1,5 +1,6 @@
 """Seeded runs of the scheduler on a fake model: random arrivals, lengths, pools, chunk sizes,
-aborts and failing steps. Again: pytest tests/scheduler/test_simulation.py -k "ends and 0-25".
+several answers to a prompt, aborts and failing steps.
+Again: pytest tests/scheduler/test_simulation.py -k "ends and 0-25".
 """
 
 from __future__ import annotations
@@ -59,7 +60,13 @@ def simulate(seed: int) -> Simulation:
             salt = rng.choice([None, None, "one", "two"])
             priority = rng.randint(-2, 2) if simulation.scheduling_policy == "priority" else 0
             request = make_request(
-                f"r{number}", prompt, max_tokens, stops=stops, salt=salt, priority=priority
+                f"r{number}",
+                prompt,
+                max_tokens,
+                stops=stops,
+                salt=salt,
+                priority=priority,
+                n=rng.choice([1, 1, 2, 5]),
             )
             needed = -(-(len(prompt) + max_tokens - 1) // simulation.block_size)
             if needed > simulation.num_blocks:
@@ -78,7 +85,8 @@ def simulate(seed: int) -> Simulation:
             simulation.run(step, bad_rows=np.arange(step.slots.size))
             simulation.fail(step)
             continue
-        failed = np.array([rng.random() < 0.02 for _ in step.sample_rows], dtype=np.bool_)
+        row_failed = np.array([rng.random() < 0.02 for _ in step.slots], dtype=np.bool_)
+        failed = row_failed[step.sample_rows]
         token_ids = simulation.run(step, bad_rows=step.sample_rows[failed])
         token_ids[failed] = GARBAGE
         if rng.random() < 0.05:
@@ -88,7 +96,11 @@ def simulate(seed: int) -> Simulation:
 
 
 def maybe_abort(rng: random.Random, simulation: Simulation, *, always: bool = False) -> None:
-    unfinished = [name for name in simulation.requests if name not in simulation.finished]
+    unfinished = [
+        name
+        for name in (*simulation.requests, *simulation.scheduler._forking.groups)
+        if name in simulation.scheduler
+    ]
     if unfinished and (always or rng.random() < 0.03):
         simulation.abort(rng.choice(unfinished))
 
@@ -104,12 +116,18 @@ def test_every_request_ends_with_its_solo_answer(first: int) -> None:
 
 def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
     reasons: set[str] = set()
-    num_preempted = num_hits = 0
+    num_preempted = num_hits = num_copies = num_preempted_forks = 0
     for seed in range(120):
         simulation = simulate(seed)
         reasons |= {one.reason for one in simulation.finished.values()}
         num_preempted += simulation.num_preempted
         num_hits += simulation.manager.statistics().prefix_cache_hits
+        num_copies += simulation.manager.statistics().num_copies
+        num_preempted_forks += sum(
+            one.num_preemptions for one in simulation.finished.values() if one.request.draw
+        )
+    assert num_copies > 50
+    assert num_preempted_forks > 20
     assert reasons == {"stop", "length", "abort", "error"}
     assert num_preempted > 50
     assert num_hits > 100

@@ -9,6 +9,9 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagedkv.block_manager import BlockManager, Snapshot, Statistics
 from pagedkv.config import EngineConfig
 from pagedkv.engine.input_builder import InputBuilder
@@ -17,7 +20,13 @@ from pagedkv.engine.model_runner import ModelRunner
 from pagedkv.engine.output_processor import OutputProcessor
 from pagedkv.engine.requests import Prompt, RequestBuilder
 from pagedkv.kv_cache import KVCache, num_blocks_for
-from pagedkv.records import FinishedRequest, OutputDelta, RequestOutput, StepResult
+from pagedkv.records import (
+    FinishedRequest,
+    OutputDelta,
+    RequestOutput,
+    ScheduledStep,
+    StepResult,
+)
 from pagedkv.request import Request
 from pagedkv.sampling_params import SamplingParams
 from pagedkv.scheduler import Scheduler
@@ -151,7 +160,9 @@ class Engine:
         """End a request now; its output so far, or None if it is not here (any more)."""
         if request_id not in self._scheduler:
             return None
-        _, output = self._outputs.finish(self._scheduler.finish(request_id, "abort"))
+        output = None
+        for finished in self._scheduler.finish(request_id, "abort"):
+            _, output = self._outputs.finish(finished)
         return output
 
     # -- steps -------------------------------------------------------------------------
@@ -176,9 +187,9 @@ class Engine:
                 one.num_blocks_needed,
                 one.num_blocks_available,
             )
-        self._outputs.admit(step.admitted)
+        self._outputs.admit((*step.admitted, *step.forked))
         try:
-            token_ids, failed = self._runner.run(step, self._scheduler.slots.token_ids)
+            sampled = self._runner.run(step, self._scheduler.slots.token_ids)
         except Exception as error:
             logger.exception("step %d failed; its requests end", step.step_id)
             ended = self._scheduler.fail(step, f"the step failed: {type(error).__name__}: {error}")
@@ -186,19 +197,33 @@ class Engine:
         except BaseException:
             self._collect([], self._scheduler.fail(step, "interrupted"))
             raise
-        ended = self._scheduler.update(step, token_ids, failed)
+        ended = self._scheduler.update(step, sampled.token_ids, sampled.failed, sampled.logprobs)
         deltas: list[OutputDelta] = []
-        slots = step.slots[step.sample_rows]
-        for i in self._outputs.watched(slots).tolist():
-            request = self._scheduler.request_at(int(slots[i]))
-            if request is None:
-                continue  # among the ended
-            delta, has_stop = self._outputs.push(request.request_id, int(token_ids[i]))
+        for request, token_id in self._new_tokens(step, sampled.token_ids):
+            delta, has_stop = self._outputs.push(request, token_id)
             if delta is not None:
                 deltas.append(delta)
             if has_stop:
-                ended.append(self._scheduler.finish(request.request_id, "stop"))
+                ended += self._scheduler.finish(request.request_id, "stop")
         return self._collect(deltas, ended)
+
+    def _new_tokens(
+        self, step: ScheduledStep, token_ids: NDArray[np.int64]
+    ) -> list[tuple[Request, int]]:
+        """What the step has added to watched requests that go on."""
+        slots = step.slots[step.sample_rows]
+        news = []
+        for i in self._outputs.watched(slots).tolist():
+            request = self._scheduler.request_at(int(slots[i]))
+            if request is not None and request.draw == step.sample_draws[i]:
+                news.append((request, int(token_ids[i])))
+        news += [
+            (request, token_id)
+            for request, token_id in self._scheduler.take_first_tokens()
+            if self._outputs.is_watched(request.request_id)
+            and request.request_id in self._scheduler
+        ]
+        return news
 
     def _collect(self, deltas: list[OutputDelta], ended: list[FinishedRequest]) -> StepResult:
         outputs: list[RequestOutput] = []
@@ -206,7 +231,8 @@ class Engine:
             delta, output = self._outputs.finish(finished)
             if delta is not None:
                 deltas.append(delta)
-            outputs.append(output)
+            if output is not None:
+                outputs.append(output)
         return StepResult(deltas, outputs)
 
     # -- looking in --------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,17 @@ from pagedkv.engine.input_builder import InputBuilder
 from pagedkv.kv_cache import KVCache
 from pagedkv.models import AttentionMetadata
 from pagedkv.records import ScheduledStep
-from pagedkv.sampling import SlotParams, sample
+from pagedkv.sampling import SlotParams, chosen_logprobs, sample
+
+
+class Sampled(NamedTuple):
+    """token_ids int64, failed bool, logprobs float64, each [num_samples]; logprobs None: none is
+    wanted.
+    """
+
+    token_ids: NDArray[np.int64]
+    failed: NDArray[np.bool_]
+    logprobs: NDArray[np.float64] | None
 
 
 class Model(Protocol):
@@ -48,15 +58,13 @@ class ModelRunner:
         self._vocab_size = vocab_size
 
     @torch.inference_mode()
-    def run(
-        self, step: ScheduledStep, token_ids: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Token ids and failures [num_samples] of step.sample_rows.
+    def run(self, step: ScheduledStep, token_ids: NDArray[np.int32]) -> Sampled:
+        """What step.sample_rows chose.
 
         Args:
             token_ids: the slot table's [max_num_seqs, max_model_len].
         """
-        for admitted in step.admitted:
+        for admitted in (*step.admitted, *step.forked):
             request = admitted.request
             self._params.set(admitted.slot, request.sampling_params, request.seed)
         tensors = self._inputs.build(step, token_ids)
@@ -66,11 +74,10 @@ class ModelRunner:
             tensors.input_ids, tensors.positions, self._kv_cache.layers, tensors.attn_metadata
         )
         if step.sample_rows.size == 0:
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
+            return Sampled(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_), None)
         logits = self._model.compute_logits(hidden[tensors.logit_rows])
         # Rows of the embedding beyond the tokenizer's vocabulary are padding, never a token.
-        return sample(
-            logits[:, : self._vocab_size],
-            self._params.rows(step.slots[step.sample_rows]),
-            tensors.sample_positions,
-        )
+        logits = logits[:, : self._vocab_size]
+        params = self._params.rows(step.slots[step.sample_rows], step.sample_draws)
+        chosen, failed = sample(logits, params, tensors.sample_positions)
+        return Sampled(chosen, failed, chosen_logprobs(logits, params, chosen))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.engine.answer_groups import AnswerGroups
 from pagedkv.engine.stop_strings import StopStrings
 from pagedkv.records import (
     Admitted,
     CompletionOutput,
     FinishedRequest,
-    FinishReason,
     OutputDelta,
     RequestOutput,
 )
@@ -55,17 +55,32 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._watched: dict[str, _Watched] = {}
         self._is_watched = np.zeros(max_num_seqs, dtype=np.bool_)  # by slot
+        self._groups = AnswerGroups()
 
     @property
     def num_watched(self) -> int:
-        return len(self._watched)
+        """Requests and answers with state here."""
+        return len(self._watched) + len(self._groups)
 
     def add(self, request: Request, *, streams: bool) -> None:
-        """Know a request. Raises ValueError if it streams and there is no tokenizer."""
-        if self._tokenizer is None:
-            if streams:
-                raise ValueError(f"request {request.request_id!r}: streaming needs a tokenizer")
-        elif streams or request.sampling_params.stop:
+        """Know a request. Raises ValueError if it cannot stream."""
+        params = request.sampling_params
+        if streams and self._tokenizer is None:
+            raise ValueError(f"request {request.request_id!r}: streaming needs a tokenizer")
+        if streams and request.is_group and params.num_forks > params.n:
+            raise ValueError(
+                f"request {request.request_id!r}: best_of {params.num_forks} above n {params.n} "
+                "cannot stream: the best are known only when all have ended"
+            )
+        if request.is_group:
+            self._groups.add(request)
+            for k in range(params.num_forks):
+                self._watch(request.member(k), streams=streams)
+        else:
+            self._watch(request, streams=streams)
+
+    def _watch(self, request: Request, *, streams: bool) -> None:
+        if self._tokenizer is not None and (streams or request.sampling_params.stop):
             self._watched[request.request_id] = _Watched(request, self._tokenizer, streams=streams)
 
     def admit(self, admitted: tuple[Admitted, ...]) -> None:
@@ -77,19 +92,24 @@ class OutputProcessor:
         """Indices into slots of the rows to push."""
         return np.flatnonzero(self._is_watched[slots])
 
-    def push(self, request_id: str, token_id: int) -> tuple[OutputDelta | None, bool]:
+    def is_watched(self, request_id: str) -> bool:
+        return request_id in self._watched
+
+    def push(self, request: Request, token_id: int) -> tuple[OutputDelta | None, bool]:
         """One more token of a watched request that goes on.
 
         Returns the delta of a streamed request, and whether a stop string was found, so that the
         request must be finished.
         """
-        state = self._watched[request_id]
+        state = self._watched[request.request_id]
         text = state.push([token_id])
-        delta = OutputDelta(request_id, text, [token_id]) if state.streams else None
+        delta = _delta(request, text, [token_id]) if state.streams else None
         return delta, state.stops.matched is not None
 
-    def finish(self, finished: FinishedRequest) -> tuple[OutputDelta | None, RequestOutput]:
-        """The output of a request that left the scheduler, and what it adds to a stream."""
+    def finish(self, finished: FinishedRequest) -> tuple[OutputDelta | None, RequestOutput | None]:
+        """The output of a request that left the scheduler, None while other answers of its group
+        are to come; and what it adds to a stream.
+        """
         request = finished.request
         token_ids = finished.token_ids.tolist()
         reason = finished.reason
@@ -107,8 +127,18 @@ class OutputProcessor:
                 reason, stop_reason = "stop", state.stops.matched
             text = "".join(state.parts)
             if state.streams:
-                delta = OutputDelta(request.request_id, added, fresh)
-        return delta, self._output(finished, text, token_ids, reason, stop_reason)
+                delta = _delta(request, added, fresh)
+        answer = CompletionOutput(
+            0 if request.parent_id is None else request.draw,
+            text,
+            token_ids,
+            reason,
+            stop_reason,
+            finished.cumulative_logprob,
+        )
+        if request.parent_id is not None:
+            return delta, self._groups.take(finished, answer)
+        return delta, self._output(finished, answer)
 
     @staticmethod
     def _visible(finished: FinishedRequest, token_ids: list[int]) -> list[int]:
@@ -134,19 +164,20 @@ class OutputProcessor:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip)
 
     @staticmethod
-    def _output(
-        finished: FinishedRequest,
-        text: str,
-        token_ids: list[int],
-        reason: FinishReason,
-        stop_reason: str | int | None,
-    ) -> RequestOutput:
+    def _output(finished: FinishedRequest, answer: CompletionOutput) -> RequestOutput:
         return RequestOutput(
             request_id=finished.request.request_id,
             prompt=finished.request.prompt,
             prompt_token_ids=finished.request.prompt_token_ids.tolist(),
-            outputs=[CompletionOutput(0, text, token_ids, reason, stop_reason)],
+            outputs=[answer],
             num_cached_tokens=finished.num_cached_tokens,
             num_preemptions=finished.num_preemptions,
             error=finished.error,
         )
+
+
+def _delta(request: Request, text: str, token_ids: list[int]) -> OutputDelta:
+    """Of a group's answer under the group's id."""
+    if request.parent_id is None:
+        return OutputDelta(request.request_id, text, token_ids)
+    return OutputDelta(request.parent_id, text, token_ids, request.draw)

@@ -20,6 +20,8 @@ class SlotParams:
         self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
         self.top_p = np.ones(max_num_seqs, dtype=np.float64)
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
+        self.draws = np.zeros(max_num_seqs, dtype=np.int64)
+        self.wants_logprob = np.zeros(max_num_seqs, dtype=np.bool_)
 
     def set(self, slot: int, params: SamplingParams, seed: int) -> None:
         self.temperature[slot] = 0.0 if params.is_greedy else params.temperature
@@ -27,12 +29,15 @@ class SlotParams:
         self.top_k[slot] = params.top_k if 0 < params.top_k < 2**31 else 0
         self.top_p[slot] = params.top_p
         self.seeds[slot] = seed
+        self.wants_logprob[slot] = params.num_forks > 1
 
-    def rows(self, slots: NDArray[np.int64]) -> SlotParams:
-        """A copy of these slots' rows, in this order."""
+    def rows(self, slots: NDArray[np.int64], draws: NDArray[np.int64] | None = None) -> SlotParams:
+        """A copy of these slots' rows, in this order. draws: of each row; None: draw 0."""
         picked = SlotParams(0)
         picked.temperature = self.temperature[slots]
         picked.top_k = self.top_k[slots]
         picked.top_p = self.top_p[slots]
         picked.seeds = self.seeds[slots]
+        picked.draws = np.zeros_like(slots) if draws is None else draws
+        picked.wants_logprob = self.wants_logprob[slots]
         return picked

@@ -46,21 +46,21 @@ def philox4x32(
 
 
 def uniform(
-    seeds: NDArray[np.uint64], positions: NDArray[np.int64], draw: int = 0
+    seeds: NDArray[np.uint64], positions: NDArray[np.int64], draw: int | NDArray[np.int64] = 0
 ) -> NDArray[np.float64]:
     """One number in [0, 1) with 53 random bits for each row.
 
     Args:
         seeds: uint64 [n].
         positions: int64 [n], the index in its sequence of the token that is drawn.
-        draw: tells apart several draws at one position.
+        draw: tells apart several draws at one position; one for all, or int64 [n].
 
     Returns:
         float64 [n]: with counter (position low, position high, draw low, draw high), key (seed low,
         seed high) and output words w0, w1: ((w0 << 32 | w1) >> 11) / 2^53.
     """
     place = positions.astype(np.uint64)
-    draws = np.full(seeds.shape, draw, dtype=np.uint64)
+    draws = np.broadcast_to(np.asarray(draw).astype(np.uint64), seeds.shape)
     counter = (place & _LOW, place >> _SHIFT, draws & _LOW, draws >> _SHIFT)
     w0, w1, _, _ = philox4x32(counter, (seeds & _LOW, seeds >> _SHIFT))
     return ((w0 << _SHIFT | w1) >> np.uint64(11)).astype(np.float64) * 2.0**-53

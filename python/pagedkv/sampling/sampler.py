@@ -39,7 +39,7 @@ def sample(
     failed = ~np.isfinite(largest)
     drawn = np.flatnonzero((params.temperature > 0) & ~failed)
     if drawn.size:
-        numbers = uniform(params.seeds[drawn], positions[drawn])
+        numbers = uniform(params.seeds[drawn], positions[drawn], params.draws[drawn])
         for number, i in zip(numbers.tolist(), drawn.tolist(), strict=True):
             token_ids[i] = _draw(
                 rows[i],
@@ -50,6 +50,25 @@ def sample(
                 number,
             )
     return token_ids, failed
+
+
+def chosen_logprobs(
+    logits: torch.Tensor, params: SlotParams, token_ids: NDArray[np.int64]
+) -> NDArray[np.float64] | None:
+    """Log-probability of each row's chosen token under the model itself: of the logits as they are,
+    before temperature, top-k and top-p.
+
+    Returns:
+        float64 [n], 0 in rows that do not want it; None if no row does.
+    """
+    wanted = np.flatnonzero(params.wants_logprob)
+    if wanted.size == 0:
+        return None
+    rows = logits[torch.from_numpy(wanted)].detach().to(device="cpu", dtype=torch.float32)
+    chosen = rows.gather(1, torch.from_numpy(token_ids[wanted])[:, None])[:, 0]
+    logprobs = np.zeros(token_ids.size, dtype=np.float64)
+    logprobs[wanted] = (chosen.double() - torch.logsumexp(rows.double(), dim=1)).numpy()
+    return logprobs
 
 
 def _draw(

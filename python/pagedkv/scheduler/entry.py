@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from pagedkv.request import Request
+from pagedkv.request import Request, fork_name
+
+
+class ForkGroup:
+    """A request with several answers. Until its prompt is computed only answer 0 has an Entry."""
+
+    __slots__ = ("is_forked", "names", "num_left", "request")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.is_forked = False
+        self.num_left = request.sampling_params.num_forks
+        self.names = [fork_name(request.request_id, k) for k in range(self.num_left)]
 
 
 class Entry:
@@ -14,6 +26,8 @@ class Entry:
 
     __slots__ = (
         "blocked_at",
+        "cumulative_logprob",
+        "group",
         "is_reserved",
         "key",
         "num_cached_tokens",
@@ -34,6 +48,8 @@ class Entry:
         self.token_ids = request.prompt_token_ids
         self.num_cached_tokens: int | None = None  # at the first admission; None: not yet admitted
         self.num_preemptions = 0
+        self.group: ForkGroup | None = None  # of one of several answers
+        self.cumulative_logprob = 0.0  # while it has no slot
         self.preempted_in = -1  # number of the step that last preempted it
         self.is_reserved = False  # it starts only with its worst-case blocks kept for it
         self.num_overtaken = 0  # admissions of requests behind it, since it last began to wait

@@ -35,6 +35,9 @@ class RunningSet:
             entry.request, entry.seq_id, entry.token_ids, rank=entry.rank, worst_blocks=worst_blocks
         )
         table.num_computed[slot] = num_computed
+        table.cumulative_logprobs[slot] = entry.cumulative_logprob
+        if entry.group is not None and not entry.group.is_forked:
+            table.num_answers[slot] = entry.request.sampling_params.num_forks
         entry.slot = slot
         self.by_slot[slot] = entry
         order = np.append(self.order, slot)
@@ -47,6 +50,7 @@ class RunningSet:
         """Take their slots back."""
         for entry in entries:
             assert entry.slot is not None
+            entry.cumulative_logprob = float(self.slots.cumulative_logprobs[entry.slot])
             self.slots.release(entry.slot)
             self.by_slot[entry.slot] = None
             entry.slot = None

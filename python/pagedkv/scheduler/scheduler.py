@@ -19,6 +19,7 @@ from pagedkv.request import Request
 from pagedkv.scheduler import invariants
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.entry import Entry
+from pagedkv.scheduler.forking import Forking
 from pagedkv.scheduler.pending import PendingPrefixes
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue, rank_of
@@ -57,6 +58,7 @@ class Scheduler:
         self._in_flight: ScheduledStep | None = None
         self._admission = Admission(manager, max_model_len)
         self._preemption = Preemption(manager, config, self._running, self._queue, self._admission)
+        self._forking = Forking(manager, self._running, self._queue, self._entries)
 
     # -- questions ---------------------------------------------------------------------
 
@@ -73,7 +75,7 @@ class Scheduler:
         return bool(self._entries)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._entries
+        return request_id in self._entries or request_id in self._forking.groups
 
     def request_at(self, slot: int) -> Request | None:
         """The running request that holds a slot."""
@@ -86,10 +88,7 @@ class Scheduler:
 
     def check_admissible(self, request: Request) -> None:
         """Raise ValueError with the numbers if the request can never run here. Queues nothing."""
-        if request.request_id in self._entries:
-            raise ValueError(
-                f"request id {request.request_id!r} is in use by an unfinished request"
-            )
+        self._forking.check_names(request)
         if request.priority and self.config.scheduling_policy == "fcfs":
             raise ValueError(
                 f"request {request.request_id!r} has priority {request.priority}, but "
@@ -109,24 +108,36 @@ class Scheduler:
             self._num_steps,
             config.priority_ageing_steps,
         )
-        entry = Entry(request, self._next_seq_id, rank)
-        self._next_seq_id += 1
-        self._entries[request.request_id] = entry
+        if request.is_group:
+            entry = self._forking.open_group(request, self._next_seq_id, rank)
+            self._next_seq_id += request.sampling_params.num_forks
+        else:
+            entry = Entry(request, self._next_seq_id, rank)
+            self._next_seq_id += 1
+        self._entries[entry.request.request_id] = entry
         self._queue.push(entry)
 
     def finish(
         self, request_id: str, reason: FinishReason, *, error: str | None = None
-    ) -> FinishedRequest:
+    ) -> list[FinishedRequest]:
         """End a request now, wherever it is; blocks it held return to the pool once no launched
-        step can touch them.
+        step can touch them. Of a group every answer that has not ended, each with a record.
 
         Raises KeyError for a request that is not here.
         """
-        entry = self._entries[request_id]
-        if entry.slot is None:
-            self._queue.remove(entry)
-            return self._forget(entry, entry.token_ids, reason, error)
-        return self._end_running([(entry, reason, error)])[0]
+        group = self._forking.groups.get(request_id)
+        entries = self._forking.members(group) if group else [self._entries[request_id]]
+        finished = []
+        for entry in entries:
+            if entry.slot is None:
+                self._queue.remove(entry)
+                finished += self._forget(entry, entry.token_ids, reason, error)
+        ends = [(entry, reason, error) for entry in entries if entry.slot is not None]
+        return finished + self._end_running(ends)
+
+    def take_first_tokens(self) -> list[tuple[Request, int]]:
+        """First tokens of answers 1, 2, .. of groups that were forked since the last call."""
+        return self._forking.take_first_tokens()
 
     # -- a step ------------------------------------------------------------------------
 
@@ -163,16 +174,19 @@ class Scheduler:
         if admitted:
             rows, query_lens = singles_first(rows, query_lens)
         reaches_end = self.slots.num_computed[rows] == self.slots.num_tokens[rows]
+        sample_rows, draws = self._forking.expand(rows, np.flatnonzero(reaches_end))
         self._in_flight = ScheduledStep(
             step_id=self._manager.begin_step(),
             slots=rows,
             seq_ids=self.slots.seq_ids[rows],
             query_lens=query_lens,
-            sample_rows=np.flatnonzero(reaches_end),
+            sample_rows=sample_rows,
+            sample_draws=draws,
             num_tokens=int(query_lens.sum()),
             copies=copies,
             admitted=tuple(admitted),
             preempted=(*displaced, *preempted),
+            forked=self._forking.take_in_new_slots(),
         )
         return self._in_flight
 
@@ -181,9 +195,10 @@ class Scheduler:
         step: ScheduledStep,
         token_ids: NDArray[np.int64],
         failed: NDArray[np.bool_] | None = None,
+        logprobs: NDArray[np.float64] | None = None,
     ) -> list[FinishedRequest]:
-        """Take the results of a step that ran: token_ids and failed [num_samples], aligned with
-        step.sample_rows.
+        """Take the results of a step that ran: token_ids, failed and logprobs [num_samples],
+        aligned with step.sample_rows; logprobs where there are groups.
 
         Computed blocks become findable, except those of failed rows, whose requests end with an
         error. Rows of requests that ended while the step ran are ignored. Returns the requests that
@@ -198,16 +213,27 @@ class Scheduler:
         table = self.slots
         alive = table.seq_ids[step.slots] == step.seq_ids
         sampled_alive = alive[step.sample_rows]
+        # A prompt to be forked is sampled once for each answer; the first is the row's own.
+        is_own = step.sample_draws == table.draws[step.slots[step.sample_rows]]
         bad_rows = np.empty(0, dtype=np.int64)
         if failed is not None and failed.any():
-            bad_rows = step.sample_rows[failed & sampled_alive]
+            bad_rows = step.sample_rows[failed & sampled_alive & is_own]
             alive[bad_rows] = False
-            sampled_alive &= ~failed
-        rows = step.sample_rows[sampled_alive]
-        slots, new_ids = step.slots[rows], token_ids[sampled_alive]
+            sampled_alive = alive[step.sample_rows] & ~failed
+        own = sampled_alive & is_own
+        rows = step.sample_rows[own]
+        slots, new_ids = step.slots[rows], token_ids[own]
+        if logprobs is not None:
+            table.cumulative_logprobs[slots] += logprobs[own]
+        forked = None
+        if not is_own.all():
+            others = np.flatnonzero(sampled_alive & ~is_own)
+            forked = self._forking.fork_groups(step, others, token_ids, logprobs)
+            slots = np.concatenate([slots, forked.slots])
+            new_ids = np.concatenate([new_ids, forked.new_ids])
         table.token_ids[slots, table.num_tokens[slots]] = new_ids
         table.num_tokens[slots] += 1
-        self._publish(step, alive, rows, new_ids)
+        self._publish(step, alive, rows, new_ids, None if forked is None else forked.slots)
 
         is_stop = (table.stop_ids[slots] == new_ids[:, None]).any(axis=1)
         is_full = table.num_tokens[slots] >= table.max_len[slots]
@@ -223,7 +249,10 @@ class Scheduler:
             )
             for slot in step.slots[bad_rows]
         ]
-        return self._end_running(ends)
+        finished = self._end_running(ends)
+        for entry, reason in () if forked is None else forked.ended:
+            finished += self._forget(entry, entry.token_ids, reason, None)
+        return finished
 
     def fail(self, step: ScheduledStep, error: str) -> list[FinishedRequest]:
         """A launched step did not finish: its requests end with the error, nothing of it is
@@ -309,17 +338,21 @@ class Scheduler:
         alive: NDArray[np.bool_],
         sampled_rows: NDArray[np.int64],
         new_ids: NDArray[np.int64],
+        forked_slots: NDArray[np.int64] | None,
     ) -> None:
         """Make the computed full blocks of the rows that are alive findable, and tell the manager
-        the new ids.
+        the new ids: one of each sampled row, then one of each fork.
         """
         counts = np.zeros(step.slots.size, dtype=np.int64)
         counts[sampled_rows] = 1
         if not alive.all():
             counts = counts[alive]
-        slots = step.slots[alive]
+        slots, table = step.slots[alive], self.slots
+        if forked_slots is not None:
+            slots = np.concatenate([slots, forked_slots])
+            counts = np.concatenate([counts, np.ones(forked_slots.size, dtype=np.int64)])
         self._manager.publish_batch(
-            step.seq_ids[alive], new_ids, counts, self.slots.num_computed[slots]
+            table.seq_ids[slots], new_ids, counts, table.num_computed[slots]
         )
 
     def _end_running(
@@ -329,12 +362,13 @@ class Scheduler:
         if not ends:
             return []
         self._manager.free_batch(np.array([entry.seq_id for entry, _, _ in ends], dtype=np.int64))
+        for entry, _, _ in ends:
+            assert entry.slot is not None
+            entry.token_ids = self.slots.known_token_ids(entry.slot)
+        self._running.leave([entry for entry, _, _ in ends])
         finished = []
         for entry, reason, error in ends:
-            assert entry.slot is not None
-            token_ids = self.slots.known_token_ids(entry.slot)
-            finished.append(self._forget(entry, token_ids, reason, error))
-        self._running.leave([entry for entry, _, _ in ends])
+            finished += self._forget(entry, entry.token_ids, reason, error)
         return finished
 
     def _forget(
@@ -343,16 +377,22 @@ class Scheduler:
         token_ids: NDArray[np.int32],
         reason: FinishReason,
         error: str | None,
-    ) -> FinishedRequest:
+    ) -> list[FinishedRequest]:
+        """Its name is free again. One record, or those of a group whose prompt was not computed."""
         del self._entries[entry.request.request_id]
-        return FinishedRequest(
-            request=entry.request,
-            token_ids=token_ids[entry.request.prompt_len :],
-            reason=reason,
-            num_cached_tokens=entry.num_cached_tokens or 0,
-            num_preemptions=entry.num_preemptions,
-            error=error,
-        )
+        is_group = entry.group is not None
+        return [
+            FinishedRequest(
+                request=request,
+                token_ids=token_ids[request.prompt_len :],
+                reason=reason,
+                num_cached_tokens=entry.num_cached_tokens or 0,
+                num_preemptions=entry.num_preemptions,
+                error=error,
+                cumulative_logprob=entry.cumulative_logprob if is_group else None,
+            )
+            for request in (self._forking.leave_group(entry) if is_group else [entry.request])
+        ]
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books are wrong: I8, order, slots, counts (invariants.py)."""

@@ -34,6 +34,10 @@ class SlotTable:
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
         self.max_len = np.zeros(max_num_seqs, dtype=np.int64)  # prompt_len + max_tokens
+        self.draws = np.zeros(max_num_seqs, dtype=np.int64)  # k of fork k
+        # Tokens to draw for a row that reaches its end: several where a prompt is to be forked.
+        self.num_answers = np.ones(max_num_seqs, dtype=np.int64)
+        self.cumulative_logprobs = np.zeros(max_num_seqs, dtype=np.float64)
         self.ranks = np.zeros(max_num_seqs, dtype=np.int64)
         # Blocks kept for a row until its end; 0: none beyond those it holds.
         self.worst_blocks = np.zeros(max_num_seqs, dtype=np.int64)
@@ -63,6 +67,9 @@ class SlotTable:
         self.num_tokens[slot] = token_ids.size
         self.num_computed[slot] = 0
         self.max_len[slot] = request.prompt_len + request.max_tokens
+        self.draws[slot] = request.draw
+        self.num_answers[slot] = 1
+        self.cumulative_logprobs[slot] = 0.0
         self.ranks[slot] = rank
         self.worst_blocks[slot] = worst_blocks
         num_stop_ids = len(request.stop_token_ids)
