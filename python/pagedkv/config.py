@@ -14,6 +14,7 @@ from typing import Any
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+PREEMPTION_MODES = ("auto", "swap", "recompute")
 MAX_BLOCK_SIZE = 256
 
 
@@ -30,6 +31,8 @@ class CacheConfig:
         enable_prefix_caching: find full blocks of earlier prompts and answers again by content.
         watermark: fraction of the pool kept free when a request is admitted, so that running ones
             can grow. In [0, 1).
+        swap_space: GiB of CPU memory that preempted requests' blocks may be moved to. 0: none, so
+            that they are computed again.
     """
 
     block_size: int = 16
@@ -37,6 +40,7 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
     watermark: float = 0.01
+    swap_space: float = 0.0
 
     def __post_init__(self) -> None:
         _check_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
@@ -49,10 +53,13 @@ class CacheConfig:
         if self.kv_cache_memory_bytes is not None:
             _check_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         _check_bool("enable_prefix_caching", self.enable_prefix_caching)
-        if isinstance(self.watermark, bool) or not isinstance(self.watermark, (int, float)):
-            raise TypeError(f"watermark must be a number, got {self.watermark!r}")
+        for name, value in (("watermark", self.watermark), ("swap_space", self.swap_space)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number, got {value!r}")
         if not math.isfinite(self.watermark) or not 0 <= self.watermark < 1:
             raise ValueError(f"watermark must be at least 0 and below 1, got {self.watermark!r}")
+        if not math.isfinite(self.swap_space) or self.swap_space < 0:
+            raise ValueError(f"swap_space must be at least 0 GiB, got {self.swap_space!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,9 @@ class SchedulerConfig:
             they do not need as many of; after that it is next. 0: never.
         reserve_after_preemptions: a request preempted this often starts again only with all the
             blocks it can ever need kept for it, and is not preempted any more.
+        preemption_mode: swap moves a victim's blocks to the CPU and back, recompute drops them and
+            computes them again; auto takes the cheaper one by measured rates. Where swap_space is
+            used up, it is recompute always.
     """
 
     max_num_seqs: int = 256
@@ -81,6 +91,7 @@ class SchedulerConfig:
     priority_ageing_steps: int = 256
     max_num_overtakes: int = 16
     reserve_after_preemptions: int = 3
+    preemption_mode: str = "auto"
 
     def __post_init__(self) -> None:
         _check_int("max_num_seqs", self.max_num_seqs, 1)
@@ -89,6 +100,11 @@ class SchedulerConfig:
             raise ValueError(
                 f"scheduling_policy must be one of {', '.join(SCHEDULING_POLICIES)}, "
                 f"got {self.scheduling_policy!r}"
+            )
+        if self.preemption_mode not in PREEMPTION_MODES:
+            raise ValueError(
+                f"preemption_mode must be one of {', '.join(PREEMPTION_MODES)}, "
+                f"got {self.preemption_mode!r}"
             )
         _check_int("priority_ageing_steps", self.priority_ageing_steps, 1, 2**20)
         _check_int("max_num_overtakes", self.max_num_overtakes, 0)

@@ -53,23 +53,50 @@ def num_blocks_for(
     return max(1, min(wanted, DEFAULT_CPU_BYTES // bytes_per_block))
 
 
+def num_cpu_blocks_for(config: CacheConfig, shape: CacheShape) -> int:
+    """Blocks that swap_space holds.
+
+    Raises:
+        ValueError: there is some, but not enough for one block.
+    """
+    bytes_per_block = shape.bytes_per_token * config.block_size
+    num_blocks = int(config.swap_space * 2**30) // bytes_per_block
+    if config.swap_space and num_blocks == 0:
+        raise ValueError(
+            f"swap_space is {config.swap_space} GiB, but one block of {config.block_size} tokens "
+            f"takes {bytes_per_block} bytes"
+        )
+    return num_blocks
+
+
 class KVCache:
     """kv_cache [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim] and its views.
 
     Not initialised: a slot that was never written holds anything, NaN included, and attention
-    never lets it through.
+    never lets it through. cpu_tensor has the same shape but num_cpu_blocks blocks, pinned where
+    the cache is on a GPU: swapped-out blocks.
     """
 
-    def __init__(self, shape: CacheShape, num_blocks: int, block_size: int) -> None:
-        self.tensor = torch.empty(
-            shape.num_layers,
-            2,
-            num_blocks,
-            shape.num_kv_heads,
-            block_size,
-            shape.head_dim,
-            dtype=shape.dtype,
-        )
+    def __init__(
+        self, shape: CacheShape, num_blocks: int, block_size: int, num_cpu_blocks: int = 0
+    ) -> None:
+        self.num_cpu_blocks = num_cpu_blocks
+        self.bytes_per_block = shape.bytes_per_token * block_size
+
+        def empty(num_blocks: int, *, pin_memory: bool = False) -> torch.Tensor:
+            return torch.empty(
+                shape.num_layers,
+                2,
+                num_blocks,
+                shape.num_kv_heads,
+                block_size,
+                shape.head_dim,
+                dtype=shape.dtype,
+                pin_memory=pin_memory,
+            )
+
+        self.tensor = empty(num_blocks)
+        self.cpu_tensor = empty(num_cpu_blocks, pin_memory=self.tensor.is_cuda)
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = [
             (layer[0], layer[1]) for layer in self.tensor
         ]
@@ -77,3 +104,11 @@ class KVCache:
     def copy_blocks(self, pairs: torch.Tensor) -> None:
         """Run copy-on-write pairs int64 [n, 2] on all layers. Mutates the cache."""
         ops.copy_blocks(self.tensor, pairs)
+
+    def swap_out(self, pairs: torch.Tensor) -> None:
+        """Move blocks to the CPU: (block, CPU block) int64 [n, 2]. Mutates cpu_tensor."""
+        ops.swap_blocks(self.tensor, self.cpu_tensor, pairs)
+
+    def swap_in(self, pairs: torch.Tensor) -> None:
+        """Bring blocks back: (CPU block, block) int64 [n, 2]. Mutates the cache."""
+        ops.swap_blocks(self.cpu_tensor, self.tensor, pairs)

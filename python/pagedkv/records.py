@@ -6,7 +6,7 @@ state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -17,13 +17,36 @@ from pagedkv.request import Request
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+def no_pairs() -> NDArray[np.int64]:
+    """No pairs of blocks: int64 [0, 2]."""
+    return np.empty((0, 2), dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that got a slot in this step."""
+    """A request that got a slot in this step. num_cached_tokens: found in the prefix cache, or, if
+    is_resumed, brought back from the CPU.
+    """
 
     request: Request
     slot: int
     num_cached_tokens: int
+    is_resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionChoice:
+    """How a victim's K/V comes back, and the numbers that decided it: num_blocks that it alone
+    holds, num_tokens computed, the cost either way.
+    """
+
+    swaps: bool
+    why: str
+    num_blocks: int
+    num_cpu_free: int
+    num_tokens: int
+    swap_us: float
+    recompute_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +60,7 @@ class Preempted:
     slot: int
     num_blocks_needed: int
     num_blocks_available: int
+    choice: PreemptionChoice
     displaced_by: str | None = None
 
 
@@ -47,8 +71,9 @@ class ScheduledStep:
     slots, seq_ids int64 [num_rows]; query_lens int64 [num_rows], this step's tokens of each row;
     sample_rows int64 [num_samples], rows that reach their newest known token and so get a next one,
     ascending; a prompt with several answers has its row once for each. sample_draws int64
-    [num_samples]: the draw of each. copies int64 [n, 2], copy-on-write pairs to run first. forked:
-    forks that got a slot since the step before.
+    [num_samples]: the draw of each. swap_out, copies, swap_in int64 [n, 2], pairs of blocks to run
+    in this order before the forward pass: (block, CPU block), copy-on-write, (CPU block, block).
+    forked: forks that got a slot since the step before.
     """
 
     step_id: int
@@ -62,6 +87,8 @@ class ScheduledStep:
     admitted: tuple[Admitted, ...]
     preempted: tuple[Preempted, ...]
     forked: tuple[Admitted, ...] = ()
+    swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
+    swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -91,6 +91,8 @@ class Simulation:
     priority_ageing_steps: int = 256
     max_num_overtakes: int = 16
     reserve_after_preemptions: int = 3
+    num_cpu_blocks: int = 0
+    preemption_mode: str = "auto"
     finished: dict[str, FinishedRequest] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     num_steps: int = 0
@@ -100,6 +102,7 @@ class Simulation:
         self.manager = BlockManager(
             self.num_blocks,
             self.block_size,
+            num_cpu_blocks=self.num_cpu_blocks,
             watermark=self.watermark,
             enable_prefix_caching=self.enable_prefix_caching,
             hash_bits=self.hash_bits,
@@ -112,6 +115,7 @@ class Simulation:
             priority_ageing_steps=self.priority_ageing_steps,
             max_num_overtakes=self.max_num_overtakes,
             reserve_after_preemptions=self.reserve_after_preemptions,
+            preemption_mode=self.preemption_mode,
         )
         self.scheduler = Scheduler(
             self.manager,
@@ -124,6 +128,7 @@ class Simulation:
         # Poison: an entry that no table owns points outside the cache.
         self.block_tables = np.full((self.max_num_seqs, max_num_blocks), 10**6, dtype=np.int32)
         self.cache = np.full((self.num_blocks, self.block_size), NOTHING, dtype=np.int64)
+        self.cpu_cache = np.full((self.num_cpu_blocks, self.block_size), NOTHING, dtype=np.int64)
         self.slot_mapping = np.zeros(self.max_num_batched_tokens, dtype=np.int64)
         self.positions = np.zeros(self.max_num_batched_tokens, dtype=np.int64)
         self.seq_lens = np.zeros(self.max_num_seqs, dtype=np.int32)
@@ -155,6 +160,8 @@ class Simulation:
         """The model's step: write this step's tokens, then read every sampled row's context. What
         bad_rows write is garbage.
         """
+        for block, cpu_block in step.swap_out:
+            self.cpu_cache[cpu_block] = self.cache[block]
         free = self.manager.states() == BlockState.FREE.value
         self.cache[free] = NOTHING
         num_tokens = self.tables.write(
@@ -171,6 +178,9 @@ class Simulation:
         assert num_tokens == step.num_tokens
         for source, destination in step.copies:
             self.cache[destination] = self.cache[source]
+        for cpu_block, block in step.swap_in:
+            self.cache[block] = self.cpu_cache[cpu_block]
+            self.cpu_cache[cpu_block] = NOTHING
         slots = np.repeat(step.slots, step.query_lens)
         token_ids = self.scheduler.slots.token_ids[slots, self.positions[:num_tokens]]
         places = self.slot_mapping[:num_tokens]
@@ -221,6 +231,7 @@ class Simulation:
         statistics = self.manager.statistics()
         assert statistics.num_free + statistics.num_cached_idle == self.num_blocks
         assert statistics.num_sequences == 0
+        assert statistics.num_cpu_free == self.num_cpu_blocks
 
     def _sample(self, step: ScheduledStep, row: int, draw: int) -> int:
         seq_len = int(self.seq_lens[row])
@@ -235,6 +246,8 @@ class Simulation:
         assert np.unique(step.slots).size == step.slots.size
         in_step = {self.scheduler.request_at(int(slot)).request_id for slot in step.slots}  # type: ignore[union-attr]
         assert not in_step & {one.request_id for one in step.preempted}
+        # Whoever has the lowest rank advances, so that no run of steps is without progress.
+        assert self.scheduler._running.order[0] in step.slots
         # Nothing is starved: every sequence with one token left is in the step.
         table = self.scheduler.slots
         running = np.flatnonzero(table.seq_ids >= 0)

@@ -35,6 +35,8 @@ def random_simulation(rng: random.Random) -> Simulation:
         priority_ageing_steps=rng.choice([1, 8, 64]),
         max_num_overtakes=rng.choice([0, 1, 4]),
         reserve_after_preemptions=rng.choice([1, 2, 5]),
+        num_cpu_blocks=rng.choice([0, 1, 3, num_blocks, 4 * num_blocks]),
+        preemption_mode=rng.choice(["auto", "swap", "swap", "recompute"]),
     )
 
 
@@ -82,7 +84,8 @@ def simulate(seed: int) -> Simulation:
         assert idle_limit < 3000, "no end in sight"
         action = rng.random()
         if action < 0.04:
-            simulation.run(step, bad_rows=np.arange(step.slots.size))
+            if rng.random() < 0.5:  # otherwise it fails before anything has run, swaps included
+                simulation.run(step, bad_rows=np.arange(step.slots.size))
             simulation.fail(step)
             continue
         row_failed = np.array([rng.random() < 0.02 for _ in step.slots], dtype=np.bool_)
@@ -116,11 +119,12 @@ def test_every_request_ends_with_its_solo_answer(first: int) -> None:
 
 def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
     reasons: set[str] = set()
-    num_preempted = num_hits = num_copies = num_preempted_forks = 0
+    num_preempted = num_hits = num_copies = num_preempted_forks = num_swapped = 0
     for seed in range(120):
         simulation = simulate(seed)
         reasons |= {one.reason for one in simulation.finished.values()}
         num_preempted += simulation.num_preempted
+        num_swapped += simulation.manager.statistics().num_swapped_in
         num_hits += simulation.manager.statistics().prefix_cache_hits
         num_copies += simulation.manager.statistics().num_copies
         num_preempted_forks += sum(
@@ -131,6 +135,7 @@ def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
     assert reasons == {"stop", "length", "abort", "error"}
     assert num_preempted > 50
     assert num_hits > 100
+    assert num_swapped > 100
 
 
 def test_the_same_seed_is_the_same_run() -> None:

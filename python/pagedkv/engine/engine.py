@@ -19,7 +19,7 @@ from pagedkv.engine.loading import LoadedModel, load
 from pagedkv.engine.model_runner import ModelRunner
 from pagedkv.engine.output_processor import OutputProcessor
 from pagedkv.engine.requests import Prompt, RequestBuilder
-from pagedkv.kv_cache import KVCache, num_blocks_for
+from pagedkv.kv_cache import KVCache, num_blocks_for, num_cpu_blocks_for
 from pagedkv.records import (
     FinishedRequest,
     OutputDelta,
@@ -64,9 +64,16 @@ class Engine:
             max_model_len=loaded.max_model_len,
         )
         block_size = config.cache.block_size
+        kv_cache = KVCache(
+            loaded.cache_shape,
+            num_blocks,
+            block_size,
+            num_cpu_blocks_for(config.cache, loaded.cache_shape),
+        )
         self._manager = BlockManager(
             num_blocks,
             block_size,
+            num_cpu_blocks=kv_cache.num_cpu_blocks,
             watermark=config.cache.watermark,
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
@@ -75,10 +82,11 @@ class Engine:
             config.scheduler,
             max_model_len=loaded.max_model_len,
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            bytes_per_block=kv_cache.bytes_per_block,
         )
         self._runner = ModelRunner(
             loaded.model,
-            KVCache(loaded.cache_shape, num_blocks, block_size),
+            kv_cache,
             InputBuilder(self._manager, config.scheduler, max_model_len=loaded.max_model_len),
             max_num_seqs=config.scheduler.max_num_seqs,
             vocab_size=loaded.sampled_vocab_size,
@@ -177,15 +185,18 @@ class Engine:
         An exception in the step ends the step's requests with an error; others go on. An interrupt
         does the same and is passed on.
         """
+        self._scheduler.rates = self._runner.meter.rates
         step = self._scheduler.schedule()
         if step is None:
             return StepResult([], [])
         for one in step.preempted:
             logger.info(
-                "preempted %r: the step needed %d blocks, %d were available",
+                "preempted %r: the step needed %d blocks, %d were available; %s (%s)",
                 one.request_id,
                 one.num_blocks_needed,
                 one.num_blocks_available,
+                "swapped out" if one.choice.swaps else "will be computed again",
+                one.choice.why,
             )
         self._outputs.admit((*step.admitted, *step.forked))
         try:
@@ -244,6 +255,10 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         return self._scheduler.num_waiting
+
+    @property
+    def num_swapped(self) -> int:
+        return self._scheduler.num_swapped
 
     def statistics(self) -> Statistics:
         """The block manager's counters. Tokens that prompts looked up in the prefix cache are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagedkv.engine.input_builder import InputBuilder
+from pagedkv.engine.rate_meter import RateMeter
 from pagedkv.kv_cache import KVCache
 from pagedkv.models import AttentionMetadata
 from pagedkv.records import ScheduledStep
@@ -56,6 +58,7 @@ class ModelRunner:
         self._inputs = inputs
         self._params = SlotParams(max_num_seqs)
         self._vocab_size = vocab_size
+        self.meter = RateMeter()
 
     @torch.inference_mode()
     def run(self, step: ScheduledStep, token_ids: NDArray[np.int32]) -> Sampled:
@@ -68,11 +71,13 @@ class ModelRunner:
             request = admitted.request
             self._params.set(admitted.slot, request.sampling_params, request.seed)
         tensors = self._inputs.build(step, token_ids)
-        if step.copies.size:
-            self._kv_cache.copy_blocks(torch.from_numpy(step.copies))
+        self._move_blocks(step)
+        begin = time.perf_counter()
         hidden = self._model.forward(
             tensors.input_ids, tensors.positions, self._kv_cache.layers, tensors.attn_metadata
         )
+        if tensors.attn_metadata.max_query_len > 1:
+            self.meter.prefilled(step.num_tokens, time.perf_counter() - begin)
         if step.sample_rows.size == 0:
             return Sampled(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_), None)
         logits = self._model.compute_logits(hidden[tensors.logit_rows])
@@ -81,3 +86,19 @@ class ModelRunner:
         params = self._params.rows(step.slots[step.sample_rows], step.sample_draws)
         chosen, failed = sample(logits, params, tensors.sample_positions)
         return Sampled(chosen, failed, chosen_logprobs(logits, params, chosen))
+
+    def _move_blocks(self, step: ScheduledStep) -> None:
+        """Run the step's pairs in their order: a block swapped out may be the target of a copy."""
+        cache = self._kv_cache
+        begin = time.perf_counter()
+        if step.swap_out.size:
+            cache.swap_out(torch.from_numpy(step.swap_out))
+        out_seconds = time.perf_counter() - begin
+        if step.copies.size:
+            cache.copy_blocks(torch.from_numpy(step.copies))
+        begin = time.perf_counter()
+        if step.swap_in.size:
+            cache.swap_in(torch.from_numpy(step.swap_in))
+        num_moved = len(step.swap_out) + len(step.swap_in)
+        seconds = out_seconds + time.perf_counter() - begin
+        self.meter.swapped(num_moved * cache.bytes_per_block, seconds)

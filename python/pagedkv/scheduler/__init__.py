@@ -2,7 +2,8 @@
 Never sees a tensor or a text.
 """
 
+from pagedkv.scheduler.cost_model import Rates
 from pagedkv.scheduler.scheduler import Scheduler
 from pagedkv.scheduler.slots import SlotTable
 
-__all__ = ["Scheduler", "SlotTable"]
+__all__ = ["Rates", "Scheduler", "SlotTable"]

@@ -62,19 +62,34 @@ class Admission:
         wanted = np.maximum((table.num_tokens[slots] + size - 1) // size, table.worst_blocks[slots])
         return int((wanted - (computed + size - 1) // size).sum())
 
-    def needed_blocks(self, entry: Entry) -> int:
-        """Blocks it must find free to start, a cached prefix not counted on."""
+    def kept_blocks(self, entry: Entry) -> int:
+        """Blocks for the tokens it has, or for all it can ever have where that is reserved."""
         needed = self.blocks_for(entry.token_ids.size)
         return max(needed, self.worst_case(entry.request)) if entry.is_reserved else needed
 
-    def has_room(self, entry: Entry, promised: int, *, is_alone: bool) -> bool:
+    def needed_blocks(self, entry: Entry) -> int:
+        """Blocks it must find free to start, a cached prefix not counted on."""
+        needed = self.kept_blocks(entry)
+        if not entry.is_swapped:
+            return needed
+        # What other sequences share with it has stayed in the pool. One more, since the block it
+        # writes next may be shared with a fork and copied then.
+        manager = self._manager
+        held = self.blocks_for(manager.num_tokens(entry.seq_id))
+        return needed - held + manager.num_swap_in_blocks([entry.seq_id]) + 1
+
+    def has_room(self, entry: Entry, promised: int, *, num_running: int) -> bool:
         """Whether it may start now. Alone in the pool it always may: it fits, as check has shown,
         and the watermark counts only beside others.
         """
         available = self._manager.num_allocatable_blocks
         needed = self.needed_blocks(entry)
-        if is_alone and needed <= available:
+        if num_running == 0 and needed <= available:
             return True
+        if entry.is_swapped:
+            # Beside others it leaves them a step's growth, or it would be pushed out again at once.
+            growth = num_running // self._manager.block_size + 1
+            return needed + promised + growth <= available
         # Asking again costs a hash of its whole prompt, and cannot end differently until there are
         # more blocks.
         if entry.blocked_at is not None and available <= entry.blocked_at:

@@ -29,6 +29,7 @@ class Entry:
         "cumulative_logprob",
         "group",
         "is_reserved",
+        "is_swapped",
         "key",
         "num_cached_tokens",
         "num_overtaken",
@@ -52,6 +53,7 @@ class Entry:
         self.cumulative_logprob = 0.0  # while it has no slot
         self.preempted_in = -1  # number of the step that last preempted it
         self.is_reserved = False  # it starts only with its worst-case blocks kept for it
+        self.is_swapped = False  # it waits, and holds CPU blocks
         self.num_overtaken = 0  # admissions of requests behind it, since it last began to wait
         self.blocked_at: int | None = None  # blocks that could be taken when it last found no room
 

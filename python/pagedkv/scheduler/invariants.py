@@ -33,7 +33,15 @@ def check(scheduler: Scheduler) -> None:
             _require(kept == entry.is_reserved, "reserved", f"{entry.seq_id}: {kept}")
     for entry in scheduler._entries.values():
         runs = entry.slot is not None
-        _require((entry.seq_id in manager) == runs, "blocks", f"of {entry.seq_id}: {runs}")
+        swapped = entry.is_swapped
+        _require(not (runs and swapped), "I8", f"{entry.seq_id} runs and is swapped out")
+        _require(
+            (entry.seq_id in manager) == (runs or swapped),
+            "blocks",
+            f"of {entry.seq_id}: {runs}, {swapped}",
+        )
+        if swapped:
+            _require(manager.is_swapped(entry.seq_id), "swapped", f"{entry.seq_id} is not")
         if runs and scheduler._in_flight is None:
             computed = int(table.num_computed[entry.slot])
             held = manager.num_tokens(entry.seq_id)

@@ -1,5 +1,5 @@
-"""Who gives up its blocks, and for whom: running requests that grow, or a more urgent one that
-waits.
+"""Who gives up its blocks, for whom, and how they come back: running requests that grow, or a more
+urgent one that waits; swapped to the CPU, or computed again (cost_model.py).
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from pagedkv.block_manager import BlockManager
 from pagedkv.config import SchedulerConfig
-from pagedkv.records import Preempted
+from pagedkv.records import Preempted, PreemptionChoice, no_pairs
 from pagedkv.scheduler.admission import Admission
+from pagedkv.scheduler.cost_model import Rates, choose
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.queue import RankedQueue
 from pagedkv.scheduler.running import RunningSet
@@ -28,12 +29,26 @@ class Preemption:
         running: RunningSet,
         queue: RankedQueue,
         admission: Admission,
+        *,
+        bytes_per_block: int,
     ) -> None:
         self._manager = manager
         self._config = config
         self._running = running
         self._queue = queue
         self._admission = admission
+        self._bytes_per_block = bytes_per_block
+        self._has_cpu_blocks = manager.statistics().num_cpu_blocks > 0
+        self._swapped_out: dict[int, NDArray[np.int64]] = {}  # seq_id -> pairs, of this step
+        self.rates = Rates()
+
+    def take_swapped_out(self) -> NDArray[np.int64]:
+        """Pairs (block, CPU block) [n, 2] since the last call, in the order to run them."""
+        if not self._swapped_out:
+            return no_pairs()
+        pairs = np.concatenate(list(self._swapped_out.values()))
+        self._swapped_out.clear()
+        return pairs
 
     def make_room(
         self, rows: NDArray[np.int64], query_lens: NDArray[np.int64], num_step: int
@@ -48,6 +63,8 @@ class Preemption:
             if needed <= available:
                 break
             if len(running) == 1:
+                if self.drop_one_swapped() is not None:
+                    continue
                 raise RuntimeError(
                     f"the only running request needs {needed} blocks and {available} are left: "
                     "someone else holds blocks of this manager"
@@ -55,8 +72,9 @@ class Preemption:
             free_to_go = running.order[table.worst_blocks[running.order] == 0]
             victim = int(free_to_go[-1] if free_to_go.size else running.order[-1])
             entry = running.entry_at(victim)
-            preempted.append(Preempted(entry.request.request_id, victim, needed, available))
-            self._preempt(entry, num_step)
+            choice = self._preempt(entry, num_step)
+            name = entry.request.request_id
+            preempted.append(Preempted(name, victim, needed, available, choice))
             keep = rows != victim
             rows, query_lens = rows[keep], query_lens[keep]
         return rows, query_lens, preempted
@@ -78,7 +96,7 @@ class Preemption:
         if not victims:
             return []
         promised = admission.promised_blocks(table, order, table.num_computed[order])
-        if table.num_free and admission.has_room(head, promised, is_alone=False):
+        if table.num_free and admission.has_room(head, promised, num_running=order.size):
             return []
         staying = np.setdiff1d(order, [one.slot for one in victims])
         needed = admission.needed_blocks(head)
@@ -90,12 +108,13 @@ class Preemption:
         displaced: list[Preempted] = []
         for victim in victims:
             assert victim.slot is not None
-            name, by = victim.request.request_id, head.request.request_id
-            displaced.append(Preempted(name, victim.slot, needed, available, displaced_by=by))
-            self._preempt(victim, num_step)
+            slot, name = victim.slot, victim.request.request_id
+            choice = self._preempt(victim, num_step)
+            by = head.request.request_id
+            displaced.append(Preempted(name, slot, needed, available, choice, displaced_by=by))
             order = running.order
             promised = admission.promised_blocks(table, order, table.num_computed[order])
-            if admission.has_room(head, promised, is_alone=order.size == 0):
+            if admission.has_room(head, promised, num_running=order.size):
                 break
         return displaced
 
@@ -109,16 +128,50 @@ class Preemption:
         computed[rows] += query_lens
         return self._admission.promised_blocks(table, reserved, computed[reserved])
 
-    def _preempt(self, entry: Entry, num_step: int) -> None:
-        """Back into the queue with its tokens; its K/V will be computed again, or found in the
-        prefix cache.
+    def drop_one_swapped(self) -> Entry | None:
+        """Give up the CPU blocks of the swapped-out request with the highest rank, and with them
+        what it holds in the pool together with others; it will be computed again. For when nothing
+        else can make room.
         """
+        swapped = [entry for entry in self._queue if entry.is_swapped]
+        if not swapped:
+            return None
+        self.drop_swapped(swapped[-1])
+        return swapped[-1]
+
+    def drop_swapped(self, entry: Entry) -> None:
+        """It keeps nothing, and will be computed again."""
+        self._manager.free(entry.seq_id)
+        self._swapped_out.pop(entry.seq_id, None)
+        entry.is_swapped = False
+        entry.blocked_at = None
+
+    def _preempt(self, entry: Entry, num_step: int) -> PreemptionChoice:
+        """Back into the queue with its tokens."""
         assert entry.slot is not None
+        num_tokens = int(self._running.slots.num_computed[entry.slot])
+        choice = self._choose(entry, num_tokens)
         entry.token_ids = self._running.slots.known_token_ids(entry.slot)
         entry.num_preemptions += 1
         entry.is_reserved = entry.num_preemptions >= self._config.reserve_after_preemptions
         entry.preempted_in = num_step
         entry.blocked_at = None
-        self._manager.free(entry.seq_id)
+        if choice.swaps:
+            pairs = self._manager.swap_out([entry.seq_id])
+            self._swapped_out[entry.seq_id] = np.array(pairs, dtype=np.int64)
+            entry.is_swapped = True
+        else:
+            self._manager.free(entry.seq_id)
         self._running.leave([entry])
         self._queue.push(entry)
+        return choice
+
+    def _choose(self, entry: Entry, num_tokens: int) -> PreemptionChoice:
+        return choose(
+            self._config.preemption_mode if self._has_cpu_blocks else "recompute",
+            num_blocks=self._manager.num_swap_out_blocks([entry.seq_id]),
+            num_cpu_free=self._manager.statistics().num_cpu_free,
+            num_tokens=num_tokens,
+            bytes_per_block=self._bytes_per_block,
+            rates=self.rates,
+        )

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from pagedkv.block_manager import BlockManager
 from pagedkv.config import SchedulerConfig
-from pagedkv.records import Admitted, FinishedRequest, FinishReason, ScheduledStep
+from pagedkv.records import FinishedRequest, FinishReason, ScheduledStep, no_pairs
 from pagedkv.request import Request
 from pagedkv.scheduler import invariants
 from pagedkv.scheduler.admission import Admission
+from pagedkv.scheduler.cost_model import Rates
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
 from pagedkv.scheduler.pending import PendingPrefixes
@@ -25,16 +26,14 @@ from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue, rank_of
 from pagedkv.scheduler.rows import share_budget, singles_first
 from pagedkv.scheduler.running import RunningSet
-
-_NO_COPIES = np.empty((0, 2), dtype=np.int64)
-_MAX_BLOCKED_PER_STEP = 8  # queued requests found without room before the others are left alone
+from pagedkv.scheduler.starting import Started, Starting
 
 
 class Scheduler:
     """Owner of the waiting queue, the running set and their slots. One thread.
 
-    Invariants: I8 a request is in exactly one of waiting and running; both are in order of rank;
-    between steps num_computed equals the manager's num_tokens.
+    Invariants: I8 a request is in exactly one of waiting, swapped and running; all are in order of
+    rank; between steps num_computed equals the manager's num_tokens.
     """
 
     def __init__(
@@ -44,6 +43,7 @@ class Scheduler:
         *,
         max_model_len: int,
         enable_prefix_caching: bool = True,
+        bytes_per_block: int = 1,
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
@@ -57,7 +57,21 @@ class Scheduler:
         self._num_steps = 0
         self._in_flight: ScheduledStep | None = None
         self._admission = Admission(manager, max_model_len)
-        self._preemption = Preemption(manager, config, self._running, self._queue, self._admission)
+        self._preemption = Preemption(
+            manager,
+            config,
+            self._running,
+            self._queue,
+            self._admission,
+            bytes_per_block=bytes_per_block,
+        )
+        self._starting = Starting(
+            manager,
+            self._running,
+            self._queue,
+            self._admission,
+            max_num_overtakes=config.max_num_overtakes,
+        )
         self._forking = Forking(manager, self._running, self._queue, self._entries)
 
     # -- questions ---------------------------------------------------------------------
@@ -68,7 +82,21 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._queue)
+        """Those without blocks, swapped-out ones not counted."""
+        return len(self._queue) - self.num_swapped
+
+    @property
+    def num_swapped(self) -> int:
+        return sum(entry.is_swapped for entry in self._queue)
+
+    @property
+    def rates(self) -> Rates:
+        """What the choice between swapping and computing again goes by; the engine sets it."""
+        return self._preemption.rates
+
+    @rates.setter
+    def rates(self, rates: Rates) -> None:
+        self._preemption.rates = rates
 
     @property
     def has_work(self) -> bool:
@@ -131,6 +159,8 @@ class Scheduler:
         for entry in entries:
             if entry.slot is None:
                 self._queue.remove(entry)
+                if entry.is_swapped:
+                    self._manager.free(entry.seq_id)
                 finished += self._forget(entry, entry.token_ids, reason, error)
         ends = [(entry, reason, error) for entry in entries if entry.slot is not None]
         return finished + self._end_running(ends)
@@ -154,24 +184,23 @@ class Scheduler:
         remaining = self.slots.num_tokens[order] - self.slots.num_computed[order]
         rows, query_lens = share_budget(order, remaining, self.config.max_num_batched_tokens)
         rows, query_lens, preempted = self._preemption.make_room(rows, query_lens, self._num_steps)
-        copies = _NO_COPIES
+        copies = no_pairs()
         if rows.size:
             copies = self._manager.append_batch(self.slots.seq_ids[rows], query_lens)
         self.slots.num_computed[rows] += query_lens
-        admitted: list[Admitted] = []
+        started = Started()
         if self._queue and not preempted:
-            pending = PendingPrefixes(self._manager, enabled=self._has_prefix_cache)
-            pending.add_chunks(self.slots, self._running.by_slot, rows, query_lens)
-            budget = self.config.max_num_batched_tokens - int(query_lens.sum())
-            admitted, new_query_lens = self._admit(budget, pending)
-            new_rows = np.array([a.slot for a in admitted], dtype=np.int64)
+            started = self._start(rows, query_lens)
+            new_rows = np.array([one.slot for one in started.admitted], dtype=np.int64)
             rows = np.concatenate([rows, new_rows])
-            query_lens = np.concatenate([query_lens, new_query_lens])
+            query_lens = np.concatenate([query_lens, np.array(started.query_lens, dtype=np.int64)])
+            if started.copies:
+                copies = np.concatenate([copies, np.array(started.copies, dtype=np.int64)])
         if rows.size == 0:
             if self._entries:
                 raise RuntimeError(f"{len(self._entries)} requests are left, yet none can run")
             return None
-        if admitted:
+        if started.admitted:
             rows, query_lens = singles_first(rows, query_lens)
         reaches_end = self.slots.num_computed[rows] == self.slots.num_tokens[rows]
         sample_rows, draws = self._forking.expand(rows, np.flatnonzero(reaches_end))
@@ -184,11 +213,25 @@ class Scheduler:
             sample_draws=draws,
             num_tokens=int(query_lens.sum()),
             copies=copies,
-            admitted=tuple(admitted),
+            admitted=tuple(started.admitted),
             preempted=(*displaced, *preempted),
             forked=self._forking.take_in_new_slots(),
+            swap_out=self._preemption.take_swapped_out(),
+            swap_in=np.array(started.swap_in, dtype=np.int64) if started.swap_in else no_pairs(),
         )
         return self._in_flight
+
+    def _start(self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]) -> Started:
+        """Start what is queued beside the rows of running sequences."""
+        pending = PendingPrefixes(self._manager, enabled=self._has_prefix_cache)
+        pending.add_chunks(self.slots, self._running.by_slot, rows, query_lens)
+        budget = self.config.max_num_batched_tokens - int(query_lens.sum())
+        while True:
+            started = self._starting.start(budget, pending, self._num_steps)
+            # With nothing to run, blocks that swapped-out requests share are all that can be in
+            # the way.
+            if rows.size or started.admitted or self._preemption.drop_one_swapped() is None:
+                return started
 
     def update(
         self,
@@ -256,73 +299,18 @@ class Scheduler:
 
     def fail(self, step: ScheduledStep, error: str) -> list[FinishedRequest]:
         """A launched step did not finish: its requests end with the error, nothing of it is
-        published, others go on.
+        published, others go on. Whether its swaps ran is not known, so those that it swapped out
+        will be computed again.
         """
         self._land(step)
+        for one in step.preempted:
+            entry = self._entries.get(one.request_id)
+            if entry is not None and entry.is_swapped and entry.preempted_in == self._num_steps:
+                self._preemption.drop_swapped(entry)
         alive = self.slots.seq_ids[step.slots] == step.seq_ids
         return self._end_running(
             [(self._running.entry_at(int(slot)), "error", error) for slot in step.slots[alive]]
         )
-
-    # -- parts of schedule -------------------------------------------------------------
-
-    def _admit(
-        self, budget: int, pending: PendingPrefixes
-    ) -> tuple[list[Admitted], NDArray[np.int64]]:
-        """Admit in order of rank while slots, tokens and blocks last. Those without room, and those
-        that had better wait for what this step computes, may be passed by others, a bounded number
-        of times. Prefix match first, size after.
-        """
-        table = self.slots
-        admitted: list[Admitted] = []
-        query_lens: list[int] = []
-        blocked: list[Entry] = []
-        promised = self._admission.promised_blocks(
-            table, self._running.order, table.num_computed[self._running.order]
-        )
-        for entry in list(self._queue):
-            if budget == 0 or table.num_free == 0 or len(blocked) == _MAX_BLOCKED_PER_STEP:
-                break
-            if any(one.num_overtaken >= self.config.max_num_overtakes for one in blocked):
-                break
-            is_alone = self._running.order.size == 0
-            if (
-                entry.preempted_in == self._num_steps
-                or not self._admission.has_room(entry, promised, is_alone=is_alone)
-                or pending.is_worth_waiting(entry.token_ids, entry.request.extra_key)
-            ):
-                blocked.append(entry)
-                continue
-            for one in blocked:
-                one.num_overtaken += 1
-            self._queue.remove(entry)
-            needed = self._admission.needed_blocks(entry)
-            cached, query_len = self._start(entry, budget)
-            pending.add(entry.token_ids, cached, cached + query_len, entry.request.extra_key)
-            assert entry.slot is not None
-            admitted.append(Admitted(entry.request, entry.slot, cached))
-            query_lens.append(query_len)
-            budget -= query_len
-            promised += needed - self._admission.blocks_for(cached + query_len)
-        return admitted, np.array(query_lens, dtype=np.int64)
-
-    def _start(self, entry: Entry, budget: int) -> tuple[int, int]:
-        """Give it a slot and the blocks of its first chunk. Returns its cached tokens and the
-        chunk's.
-        """
-        cached = self._manager.allocate(
-            entry.seq_id,
-            entry.token_ids,
-            max_new_tokens=budget,
-            extra_key=entry.request.extra_key,
-        )
-        query_len = min(entry.token_ids.size - cached, budget)
-        worst = self._admission.worst_case(entry.request) if entry.is_reserved else 0
-        self._running.enter(entry, cached + query_len, worst)
-        entry.num_overtaken = 0
-        if entry.num_cached_tokens is None:
-            entry.num_cached_tokens = cached
-        return cached, query_len
 
     # -- parts of update ---------------------------------------------------------------
 

@@ -1,0 +1,120 @@
+"""Who in the queue starts in this step: slots, tokens and blocks are given out in order of rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagedkv.block_manager import BlockManager
+from pagedkv.records import Admitted
+from pagedkv.scheduler.admission import Admission
+from pagedkv.scheduler.entry import Entry
+from pagedkv.scheduler.pending import PendingPrefixes
+from pagedkv.scheduler.queue import RankedQueue
+from pagedkv.scheduler.running import RunningSet
+
+_MAX_BLOCKED_PER_STEP = 8  # queued requests found without room before the others are left alone
+
+
+@dataclass(slots=True)
+class Started:
+    """Rows that join the step: query_lens has one for each of admitted. copies, swap_in: lists of
+    pairs of blocks, in the order in which to run them.
+    """
+
+    admitted: list[Admitted] = field(default_factory=list)
+    query_lens: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Starting:
+    """Moves requests from the queue to the running set."""
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        running: RunningSet,
+        queue: RankedQueue,
+        admission: Admission,
+        *,
+        max_num_overtakes: int,
+    ) -> None:
+        self._manager = manager
+        self._running = running
+        self._queue = queue
+        self._admission = admission
+        self._max_num_overtakes = max_num_overtakes
+
+    def start(self, budget: int, pending: PendingPrefixes, num_step: int) -> Started:
+        """Start in order of rank while slots, tokens (budget) and blocks last. Those without room,
+        those preempted in this very step, and those that had better wait for what it computes may
+        be passed by others, a bounded number of times.
+        """
+        running, table, admission = self._running, self._running.slots, self._admission
+        started = Started()
+        num_blocked = most_overtaken = 0
+        promised = admission.promised_blocks(
+            table, running.order, table.num_computed[running.order]
+        )
+        while num_blocked < min(len(self._queue), _MAX_BLOCKED_PER_STEP):
+            if budget == 0 or table.num_free == 0:
+                break
+            if num_blocked and most_overtaken >= self._max_num_overtakes:
+                break
+            entry = self._queue[num_blocked]
+            if (
+                entry.preempted_in == num_step
+                or not admission.has_room(entry, promised, num_running=len(running))
+                or (
+                    not entry.is_swapped
+                    and pending.is_worth_waiting(entry.token_ids, entry.request.extra_key)
+                )
+            ):
+                num_blocked += 1
+                most_overtaken = max(most_overtaken, entry.num_overtaken)
+                continue
+            for i in range(num_blocked):
+                self._queue[i].num_overtaken += 1
+            most_overtaken += 1
+            self._queue.remove(entry)
+            kept = admission.kept_blocks(entry)
+            if entry.is_swapped:
+                query_len = self._resume(entry, budget, started)
+            else:
+                query_len = self._admit(entry, budget, pending, started)
+            started.query_lens.append(query_len)
+            entry.num_overtaken = 0
+            budget -= query_len
+            promised += kept - admission.blocks_for(int(table.num_computed[entry.slot]))
+        return started
+
+    def _admit(self, entry: Entry, budget: int, pending: PendingPrefixes, started: Started) -> int:
+        """The blocks of its first chunk: prefix match first, size after."""
+        token_ids, extra_key = entry.token_ids, entry.request.extra_key
+        cached = self._manager.allocate(
+            entry.seq_id, token_ids, max_new_tokens=budget, extra_key=extra_key
+        )
+        query_len = min(token_ids.size - cached, budget)
+        slot = self._running.enter(entry, cached + query_len, self._worst(entry))
+        pending.add(token_ids, cached, cached + query_len, extra_key)
+        if entry.num_cached_tokens is None:
+            entry.num_cached_tokens = cached
+        started.admitted.append(Admitted(entry.request, slot, cached))
+        return query_len
+
+    def _resume(self, entry: Entry, budget: int, started: Started) -> int:
+        """Its blocks come back from the CPU and it goes on where it stopped. A block copied on its
+        first write is one that never left the pool, so the copies need not wait for the swap.
+        """
+        manager = self._manager
+        started.swap_in += manager.swap_in([entry.seq_id])
+        entry.is_swapped = False
+        num_held = manager.num_tokens(entry.seq_id)
+        query_len = min(entry.token_ids.size - num_held, budget)
+        started.copies += manager.append(entry.seq_id, query_len)
+        slot = self._running.enter(entry, num_held + query_len, self._worst(entry))
+        started.admitted.append(Admitted(entry.request, slot, num_held, is_resumed=True))
+        return query_len
+
+    def _worst(self, entry: Entry) -> int:
+        return self._admission.worst_case(entry.request) if entry.is_reserved else 0

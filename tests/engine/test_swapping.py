@@ -1,0 +1,119 @@
+"""Swapping through the engine: real tensors move, answers stay, rates are measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_model import make_engine
+from harness import answer, run
+
+from pagedkv.config import CacheConfig
+from pagedkv.engine import Engine
+from pagedkv.engine.rate_meter import RateMeter
+from pagedkv.kv_cache import CacheShape, KVCache, num_cpu_blocks_for
+from pagedkv.sampling_params import SamplingParams
+from pagedkv.scheduler import Rates
+
+PARAMS = SamplingParams(temperature=0.9, seed=3, max_tokens=40, ignore_eos=True)
+SMALL = {"block_size": 4, "num_gpu_blocks_override": 16, "max_num_seqs": 3, "watermark": 0.0}
+ONE_BLOCK = 4 * 2 * 4 / 2**30  # GiB: 4 tokens, K and V, float32
+
+
+def crowded(folder: Path, **options: Any) -> Engine:
+    engine = make_engine(folder, **SMALL, **options)
+    for name in "abc":
+        engine.add_request(name, name * 8, PARAMS)
+    return engine
+
+
+@pytest.mark.parametrize("num_cpu_blocks", [0, 3, 64])
+@pytest.mark.parametrize("mode", ["swap", "recompute", "auto"])
+def test_no_way_of_preempting_changes_an_answer(
+    tokenizer_folder: Path, mode: str, num_cpu_blocks: int
+) -> None:
+    engine = crowded(
+        tokenizer_folder, preemption_mode=mode, swap_space=num_cpu_blocks * ONE_BLOCK * 1.001
+    )
+    outputs, _ = run(engine)
+    assert sum(one.num_preemptions for one in outputs.values()) > 0
+    for name, output in outputs.items():
+        alone = answer(tokenizer_folder, name * 8, PARAMS)
+        assert output.outputs == alone.outputs
+    statistics = engine.statistics()
+    assert statistics.num_cpu_blocks == statistics.num_cpu_free == num_cpu_blocks
+    assert statistics.num_swapped_out == statistics.num_swapped_in
+    if mode == "swap" and num_cpu_blocks == 64:
+        assert statistics.num_swapped_out > 0
+    if mode == "recompute" or num_cpu_blocks == 0:
+        assert statistics.num_swapped_out == 0
+
+
+def test_a_step_that_fails_before_its_swaps_ran_spoils_no_answer(tokenizer_folder: Path) -> None:
+    engine = crowded(tokenizer_folder, preemption_mode="swap", swap_space=1e-3)
+    failed = False
+
+    def swap_out(pairs: torch.Tensor) -> None:
+        nonlocal failed
+        if not failed:
+            failed = True
+            raise RuntimeError("the link is down")
+        KVCache.swap_out(cache, pairs)
+
+    cache = engine._runner._kv_cache
+    cache.swap_out = swap_out  # type: ignore[method-assign]
+    outputs, _ = run(engine)
+    assert failed
+    errors = [name for name, one in outputs.items() if one.error]
+    assert errors == ["a", "b"]
+    assert "the link is down" in str(outputs["a"].error)
+    assert outputs["c"].outputs == answer(tokenizer_folder, "c" * 8, PARAMS).outputs
+
+
+def test_the_rates_are_measured_as_the_engine_runs(tokenizer_folder: Path) -> None:
+    engine = crowded(tokenizer_folder, preemption_mode="swap", swap_space=1e-3)
+    engine.add_request("long", "x" * 40, SamplingParams(max_tokens=1))
+    assert engine._scheduler.rates == Rates()
+    run(engine)
+    measured, start = engine._scheduler.rates, Rates()
+    assert measured.link_bytes_per_s != start.link_bytes_per_s
+    assert measured.prefill_tokens_per_s != start.prefill_tokens_per_s
+
+
+def test_a_first_measurement_replaces_the_starting_value_and_later_ones_weigh_in() -> None:
+    meter = RateMeter()
+    meter.swapped(0, 1.0)
+    meter.prefilled(31, 1.0)
+    assert meter.rates == Rates()
+    meter.swapped(1000, 0.5)
+    meter.prefilled(100, 0.1)
+    assert meter.rates == Rates(link_bytes_per_s=2000.0, prefill_tokens_per_s=1000.0)
+    meter.swapped(4000, 0.5)
+    assert meter.rates.link_bytes_per_s == 0.75 * 2000 + 0.25 * 8000
+
+
+def test_swap_space_is_counted_in_whole_blocks() -> None:
+    shape = CacheShape(num_layers=2, num_kv_heads=4, head_dim=8, dtype=torch.float32)
+    block_bytes = 2 * 2 * 4 * 8 * 4 * 16
+    config = CacheConfig(swap_space=(3 * block_bytes + 5) / 2**30)
+    assert num_cpu_blocks_for(config, shape) == 3
+    assert num_cpu_blocks_for(CacheConfig(), shape) == 0
+    with pytest.raises(ValueError, match=f"one block of 16 tokens takes {block_bytes} bytes"):
+        num_cpu_blocks_for(CacheConfig(swap_space=1e-7), shape)
+
+
+def test_blocks_go_out_and_come_back_in_every_layer() -> None:
+    shape = CacheShape(num_layers=3, num_kv_heads=2, head_dim=4, dtype=torch.float32)
+    cache = KVCache(shape, 6, 4, num_cpu_blocks=5)
+    cache.tensor.copy_(torch.rand_like(cache.tensor))
+    before = cache.tensor.clone()
+    cache.cpu_tensor.fill_(torch.nan)
+    cache.swap_out(torch.tensor([[4, 0], [1, 3]]))
+    cache.tensor[:, :, [1, 4]] = torch.nan
+    cache.swap_in(torch.tensor([[0, 1], [3, 4]]))
+    assert torch.equal(cache.tensor[:, :, 1], before[:, :, 4])
+    assert torch.equal(cache.tensor[:, :, 4], before[:, :, 1])
+    assert torch.equal(cache.tensor[:, :, [0, 2, 3, 5]], before[:, :, [0, 2, 3, 5]])
+    assert cache.cpu_tensor[:, :, [1, 2, 4]].isnan().all()
