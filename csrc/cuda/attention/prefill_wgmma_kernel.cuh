@@ -2,8 +2,8 @@
 //
 // Grid: one block a multiprocessor; a block takes every gridDim.x-th tile of 128 packed rows of one
 // (sequence, KV head), later rows first. Warpgroups 1 and 2 each multiply 64 rows; warp 0 of
-// warpgroup 0 feeds them tiles of 128 keys and of 128 values, one box of a block's rows an
-// instruction; warps 1 to 3 gather the next tile's queries. All hand over by mbarriers, so the
+// warpgroup 0 feeds them tiles of 128 keys, warp 1 of 128 values, one box of a block's rows an
+// instruction; warps 2 and 3 gather the next tile's queries. All hand over by mbarriers, so the
 // copies run ahead across tiles. A warpgroup's softmax overlaps with its product of the tile
 // before. FLOPs: 4 * rows * keys * head_dim.
 #pragma once
@@ -26,7 +26,7 @@ struct WgmmaTraits {
   static constexpr int kStages = 2;
   static constexpr int kSlabBytes = 128 * 128;  // 128 rows or keys of 64 elements
   static constexpr int kTileBytes = kSlabs * kSlabBytes;
-  static constexpr int kQueryLoaders = 96;
+  static constexpr int kQueryLoaders = 64;
   // Shared memory: queries [2], keys [kStages], values [kStages].
   static constexpr int kSharedBytes = (2 + 2 * kStages) * kTileBytes + 1024;  // to align by 1024
 };
@@ -58,49 +58,50 @@ struct RingPosition {
   }
 };
 
-// Warp 0: tiles of keys and values, from the last to the first, keys one tile ahead of values.
+// One warp: all tiles of keys, or all of values, from the last to the first. Keys and values have a
+// warp each, so that neither waits for the other's stage: keys are released earlier.
 template <class Traits>
-__device__ void feed_keys(const PagedAttentionParams& params, const CUtensorMap& key_map,
-                          const CUtensorMap& value_map,
-                          PrefillCursor<Traits::kRows, Traits::kKeys> cursor,
-                          PrefillBarriers<Traits>& barriers, uint32_t keys, uint32_t values,
-                          int box_rows, int lane) {
+__device__ void feed_tiles(const PagedAttentionParams& params, const CUtensorMap* map,
+                           PrefillCursor<Traits::kRows, Traits::kKeys> cursor,
+                           PipelineBarriers<Traits::kStages>& ring, uint32_t tiles, int box_rows,
+                           int lane) {
   RingPosition<Traits::kStages> at;
   const auto block_size = static_cast<unsigned>(params.cache.block_size);
-  const int boxes = Traits::kKeys / box_rows * Traits::kSlabs;
+  // A lane has one box of every tile: at most 16 pieces of 8 rows, kSlabs slabs each.
+  const int row = lane / Traits::kSlabs * box_rows;
+  const int slab = lane % Traits::kSlabs;
+  const uint32_t inside = slab * Traits::kSlabBytes + row * 128;
+  const bool has_box = row < Traits::kKeys;
   TilePart part;
   while (cursor.next(part)) {
     const int32_t* table = params.block_tables + part.seq * params.block_tables_stride;
     const int last = part.sequence.seq_len - 1;
+    // Past the end the last block is read again: its keys are masked, its values zeroed.
+    const auto block_of = [&](int first) {
+      return table[static_cast<unsigned>(max(0, min(first + row, last))) / block_size];
+    };
+    int first = part.base_key + (part.num_steps - 1) * Traits::kKeys;
+    int block = part.num_steps > 0 ? block_of(first) : 0;
     for (int step = part.num_steps - 1; step >= 0; --step) {
-      const int first = part.base_key + step * Traits::kKeys;
-#pragma unroll 1
-      for (int which = 0; which < 2; ++which) {
-        auto& ring = which == 0 ? barriers.keys : barriers.values;
-        const CUtensorMap* map = which == 0 ? &key_map : &value_map;
-        const uint32_t tile = (which == 0 ? keys : values) + at.stage * Traits::kTileBytes;
-        const uint32_t full = shared_address(&ring.full[at.stage]);
-        wait_barrier(shared_address(&ring.empty[at.stage]), at.round ^ 1);
-        if (lane == 0) arrive_expecting(full, Traits::kTileBytes);
-        __syncwarp();
-        for (int box = lane; box < boxes; box += 32) {
-          const int row = box / Traits::kSlabs * box_rows;
-          const int slab = box % Traits::kSlabs;
-          // Past the end the last block is read again: its keys are masked, its values zeroed.
-          const auto key = static_cast<unsigned>(min(first + row, last));
-          const unsigned logical = key / block_size;
-          const int offset = first + row <= last ? static_cast<int>(key - logical * block_size) : 0;
-          copy_box(tile + slab * Traits::kSlabBytes + row * 128, map, slab * 64, offset,
-                   part.kv_head, table[logical], full);
-        }
-        __syncwarp();
-      }
+      const int offset = first + row <= last
+                             ? static_cast<int>(static_cast<unsigned>(first + row) % block_size)
+                             : 0;
+      const int next_block = block_of(first - Traits::kKeys);  // read ahead: it takes long
+      const uint32_t tile = tiles + at.stage * Traits::kTileBytes;
+      const uint32_t full = shared_address(&ring.full[at.stage]);
+      wait_barrier(shared_address(&ring.empty[at.stage]), at.round ^ 1);
+      if (lane == 0) arrive_expecting(full, Traits::kTileBytes);
+      __syncwarp();
+      if (has_box) copy_box(tile + inside, map, slab * 64, offset, part.kv_head, block, full);
+      __syncwarp();
       at.advance();
+      first -= Traits::kKeys;
+      block = next_block;
     }
   }
 }
 
-// Warps 1 to 3: the tiles' query rows, gathered into the swizzled layout; rows past the end are 0.
+// Warps 2 and 3: the tiles' query rows, gathered into the swizzled layout; rows past the end are 0.
 template <class Traits, class T>
 __device__ void feed_queries(const PagedAttentionParams& params,
                              PrefillCursor<Traits::kRows, Traits::kKeys> cursor,
@@ -134,11 +135,12 @@ __device__ void feed_queries(const PagedAttentionParams& params,
   }
 }
 
-// Values outside [first_key, seq_len) may be anything, NaN too, and 0 * NaN is NaN: zeros instead.
-// By all 256 multiplying threads, in the tiles that have such rows.
+// Values outside [first_key, seq_len) may be anything, NaN too, and 0 * NaN is NaN: zeros instead,
+// in the tiles that have such rows. Each multiplying warpgroup does it for itself (writing zeros
+// over the other's zeros), so that neither waits for the other.
 template <class Traits>
 __device__ void zero_hidden_values(const TilePart& part, int first, char* tile, int thread) {
-  for (int item = thread; item < Traits::kKeys * Traits::kSlabs * 8; item += 256) {
+  for (int item = thread % 128; item < Traits::kKeys * Traits::kSlabs * 8; item += 128) {
     const int row = item / 8 % Traits::kKeys;
     const int key = first + row;
     if (key >= part.first_key && key < part.sequence.seq_len) continue;
@@ -147,7 +149,7 @@ __device__ void zero_hidden_values(const TilePart& part, int first, char* tile, 
         make_uint4(0, 0, 0, 0);
   }
   publish_shared_writes();
-  sync_threads(1, 256);
+  sync_threads(1 + thread / 128, 128);
 }
 
 // One of the two multiplying warpgroups.
@@ -168,6 +170,7 @@ class PrefillMultiplier {
 
   __device__ void run(PrefillCursor<Traits::kRows, Traits::kKeys> cursor) {
     TilePart part;
+    if (warpgroup() == 1) arrive_threads(turn_of(0), 256);  // the first turn is warpgroup 0's
     while (cursor.next(part)) tile(part);
   }
 
@@ -176,6 +179,10 @@ class PrefillMultiplier {
   static constexpr int kOutTiles = Traits::kDim / 8;
 
   __device__ int lane() const { return thread_ % 32; }
+  __device__ int warpgroup() const { return thread_ / 128; }
+
+  // The warpgroups take turns to start products, so that one's softmax falls into the other's.
+  __device__ static int turn_of(int warpgroup) { return 3 + warpgroup; }
 
   // scores = Q K^T, committed but in flight.
   __device__ void start_scores(float (&scores)[kScoreTiles][4]) {
@@ -264,8 +271,10 @@ class PrefillMultiplier {
       softmax.weigh(scores, scale, rows, has_alibi, first, lane() % 4, rescale);
       pack_scores(weights, scores);
       for (int step = part.num_steps - 2; step >= 0; --step) {
+        sync_threads(turn_of(warpgroup()), 256);
         start_scores(scores);
         start_out(out, weights, part, first);
+        arrive_threads(turn_of(1 - warpgroup()), 256);
         first -= Traits::kKeys;
         wait_products<1>();
         pin(scores);
@@ -348,12 +357,14 @@ __global__ void __launch_bounds__(WgmmaTraits<kDim>::kThreads, 1)
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
   if (warpgroup == 0) {
     give_registers<40>();
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     if (threadIdx.x < 32) {
-      feed_keys<Traits>(params, key_map, value_map, cursor, barriers, keys, values, box_rows,
-                        static_cast<int>(threadIdx.x));
+      feed_tiles<Traits>(params, &key_map, cursor, barriers.keys, keys, box_rows, lane);
+    } else if (threadIdx.x < 64) {
+      feed_tiles<Traits>(params, &value_map, cursor, barriers.values, values, box_rows, lane);
     } else {
       feed_queries<Traits, T>(params, cursor, barriers, queries,
-                              static_cast<int>(threadIdx.x) - 32);
+                              static_cast<int>(threadIdx.x) - 64);
     }
   } else {
     take_registers<232>();
