@@ -78,7 +78,7 @@ class SamplingParams:
         for token_id in ids:
             _check_int("stop_token_ids", token_id, low=0)
         object.__setattr__(self, "stop_token_ids", ids)
-        _check_int("n", self.n, low=1, high=MAX_FORKS)
+        check_num_forks(self.n)
         if self.best_of is not None:
             _check_int("best_of", self.best_of, low=self.n, high=MAX_FORKS)
 
@@ -98,6 +98,11 @@ class SamplingParams:
                 raise ValueError(
                     f"stop_token_ids has {token_id}, outside the vocabulary (0 to {vocab_size - 1})"
                 )
+
+
+def check_num_forks(n: int) -> None:
+    """Raise TypeError or ValueError unless n sequences may be asked for at once."""
+    _check_int("n", n, low=1, high=MAX_FORKS)
 
 
 def _check_number(

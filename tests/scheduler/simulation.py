@@ -9,6 +9,7 @@ every call; `solo` is the answer of a request that runs alone.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,10 +32,10 @@ def next_token(context: np.ndarray, draw: int = 0) -> int:
     return zlib.crc32(np.ascontiguousarray(context, dtype=np.int32).tobytes(), draw) % VOCAB
 
 
-def solo(request: Request) -> list[int]:
-    """What the request answers when nothing else exists."""
-    context = request.prompt_token_ids.tolist()
-    for _ in range(request.max_tokens):
+def solo(request: Request, known: Sequence[int] = ()) -> list[int]:
+    """What the request answers when nothing else exists. known: what a fork starts with."""
+    context = request.prompt_token_ids.tolist() + list(known)
+    for _ in range(request.max_tokens - len(known)):
         context.append(next_token(np.array(context), request.draw))
         if context[-1] in request.stop_token_ids:
             break
@@ -95,6 +96,7 @@ class Simulation:
     preemption_mode: str = "auto"
     finished: dict[str, FinishedRequest] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
+    forked_after: dict[str, list[int]] = field(default_factory=dict)  # tokens, by fork
     num_steps: int = 0
     num_preempted: int = 0
 
@@ -145,6 +147,12 @@ class Simulation:
 
     def abort(self, name: str) -> None:
         self._end(self.scheduler.finish(name, "abort"))
+        self.check()
+
+    def fork(self, name: str, n: int) -> None:
+        for request, token_ids in self.scheduler.fork(name, n):
+            self.requests[request.request_id] = request
+            self.forked_after[request.request_id] = token_ids.tolist()
         self.check()
 
     def schedule(self) -> ScheduledStep | None:
@@ -222,7 +230,8 @@ class Simulation:
         assert self.finished.keys() == self.requests.keys()
         for name, one in self.finished.items():
             assert one.num_preemptions <= self.reserve_after_preemptions, name
-            expected, got = solo(self.requests[name]), one.token_ids.tolist()
+            expected = solo(self.requests[name], self.forked_after.get(name, ()))
+            got = one.token_ids.tolist()
             if one.reason in ("stop", "length"):
                 assert got == expected, name
                 assert (one.reason == "stop") == (got[-1] in one.request.stop_token_ids)

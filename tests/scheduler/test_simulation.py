@@ -1,5 +1,5 @@
 """Seeded runs of the scheduler on a fake model: random arrivals, lengths, pools, chunk sizes,
-several answers to a prompt, aborts and failing steps.
+several answers to a prompt, forks, aborts and failing steps.
 Again: pytest tests/scheduler/test_simulation.py -k "ends and 0-25".
 """
 
@@ -77,6 +77,7 @@ def simulate(seed: int) -> Simulation:
             else:
                 simulation.add(request)
         maybe_abort(rng, simulation)
+        maybe_fork(rng, simulation)
         step = simulation.schedule()
         if step is None:
             continue
@@ -106,6 +107,13 @@ def maybe_abort(rng: random.Random, simulation: Simulation, *, always: bool = Fa
     ]
     if unfinished and (always or rng.random() < 0.03):
         simulation.abort(rng.choice(unfinished))
+
+
+def maybe_fork(rng: random.Random, simulation: Simulation) -> None:
+    names = [name for name, one in simulation.requests.items() if one.parent_id is None]
+    names = [name for name in names if name in simulation.scheduler]
+    if names and len(names) < 8 and rng.random() < 0.03:
+        simulation.fork(rng.choice(names), rng.randint(1, 3))
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))

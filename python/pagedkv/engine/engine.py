@@ -173,6 +173,32 @@ class Engine:
             _, output = self._outputs.finish(finished)
         return output
 
+    def fork(self, request_id: str, n: int = 1, *, stream: bool = False) -> list[str]:
+        """Make n copies of an unfinished request that go on from where it is, beside it.
+
+        A fork shares every block so far; only the last, partial one is copied, when either writes.
+        Fork k of request "a" is called "a-k" (forks of forks too, k counts on) and draws with
+        (seed, k), so each goes its own way where temperature is above 0. Its output holds the
+        tokens from before the fork too. Without a free slot (max_num_seqs) a fork queues, and then
+        finds its full blocks in the prefix cache.
+
+        Args:
+            n: 1 to 128.
+            stream: the text that each adds comes in pieces in step().deltas.
+
+        Returns:
+            the ids of the new requests.
+
+        Raises:
+            ValueError, TypeError: n is out of range, the request is not here or asks for several
+                answers itself, or one of the new ids is in use. Nothing was forked then.
+        """
+        self._outputs.check_stream(request_id, streams=stream)
+        forks = self._scheduler.fork(request_id, n)
+        for request, token_ids in forks:
+            self._outputs.add(request, streams=stream, token_ids=token_ids.tolist())
+        return [request.request_id for request, _ in forks]
+
     # -- steps -------------------------------------------------------------------------
 
     @property

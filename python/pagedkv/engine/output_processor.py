@@ -6,6 +6,8 @@ no time on them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,11 +64,17 @@ class OutputProcessor:
         """Requests and answers with state here."""
         return len(self._watched) + len(self._groups)
 
-    def add(self, request: Request, *, streams: bool) -> None:
-        """Know a request. Raises ValueError if it cannot stream."""
-        params = request.sampling_params
+    def check_stream(self, request_id: str, *, streams: bool) -> None:
         if streams and self._tokenizer is None:
-            raise ValueError(f"request {request.request_id!r}: streaming needs a tokenizer")
+            raise ValueError(f"request {request_id!r}: streaming needs a tokenizer")
+
+    def add(self, request: Request, *, streams: bool, token_ids: Sequence[int] = ()) -> None:
+        """Know a request. token_ids: what a fork starts with, told already in its parent's text.
+
+        Raises ValueError if it cannot stream.
+        """
+        params = request.sampling_params
+        self.check_stream(request.request_id, streams=streams)
         if streams and request.is_group and params.num_forks > params.n:
             raise ValueError(
                 f"request {request.request_id!r}: best_of {params.num_forks} above n {params.n} "
@@ -78,6 +86,9 @@ class OutputProcessor:
                 self._watch(request.member(k), streams=streams)
         else:
             self._watch(request, streams=streams)
+            state = self._watched.get(request.request_id)
+            if state is not None and token_ids:
+                state.push(list(token_ids))
 
     def _watch(self, request: Request, *, streams: bool) -> None:
         if self._tokenizer is not None and (streams or request.sampling_params.stop):

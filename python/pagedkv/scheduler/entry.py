@@ -17,6 +17,16 @@ class ForkGroup:
         self.names = [fork_name(request.request_id, k) for k in range(self.num_left)]
 
 
+class Family:
+    """A request and the forks made of it, and of them, as they run: names and draws to come."""
+
+    __slots__ = ("next_draw", "root")
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.next_draw = 1
+
+
 class Entry:
     """While it waits it carries its tokens itself; while it runs its slot does.
 
@@ -27,6 +37,7 @@ class Entry:
     __slots__ = (
         "blocked_at",
         "cumulative_logprob",
+        "family",
         "group",
         "is_reserved",
         "is_swapped",
@@ -50,6 +61,7 @@ class Entry:
         self.num_cached_tokens: int | None = None  # at the first admission; None: not yet admitted
         self.num_preemptions = 0
         self.group: ForkGroup | None = None  # of one of several answers
+        self.family: Family | None = None  # once it was forked, or as a fork
         self.cumulative_logprob = 0.0  # while it has no slot
         self.preempted_in = -1  # number of the step that last preempted it
         self.is_reserved = False  # it starts only with its worst-case blocks kept for it

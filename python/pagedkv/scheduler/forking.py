@@ -5,6 +5,7 @@ finds its full blocks in the prefix cache when its turn comes.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 
 from pagedkv.block_manager import BlockManager
 from pagedkv.records import Admitted, FinishReason, ScheduledStep
-from pagedkv.request import Request
-from pagedkv.scheduler.entry import Entry, ForkGroup
+from pagedkv.request import Request, fork_name
+from pagedkv.scheduler.entry import Entry, Family, ForkGroup
 from pagedkv.scheduler.queue import RankedQueue
 from pagedkv.scheduler.running import RunningSet
 
@@ -50,8 +51,9 @@ class Forking:
 
     # -- names -------------------------------------------------------------------------
 
-    def is_taken(self, name: str) -> bool:
-        return name in self._entries or name in self.groups or name in self._group_names
+    def _require_free(self, name: str) -> None:
+        if name in self._entries or name in self.groups or name in self._group_names:
+            raise ValueError(f"request id {name!r} is in use by an unfinished request")
 
     def check_names(self, request: Request) -> None:
         """Raise ValueError if an unfinished request has the name, or one that its answers need."""
@@ -59,8 +61,7 @@ class Forking:
         if request.is_group:
             names += ForkGroup(request).names
         for name in names:
-            if self.is_taken(name):
-                raise ValueError(f"request id {name!r} is in use by an unfinished request")
+            self._require_free(name)
 
     # -- groups ------------------------------------------------------------------------
 
@@ -159,6 +160,48 @@ class Forking:
         if seq_ids.size:
             self._manager.fork_batch(np.array(parents, dtype=np.int64), seq_ids)
         return Forked(new_slots, token_ids[chosen], ended)
+
+    # -- forks of a running request ----------------------------------------------------
+
+    def fork_running(
+        self, parent: Entry, n: int, first_seq_id: int
+    ) -> list[tuple[Request, NDArray[np.int32]]]:
+        """Make n forks that go on from where parent is, with the seq_ids from first_seq_id on.
+
+        Returns:
+            each fork's request, and the tokens it starts with beyond the prompt.
+        """
+        family = parent.family or Family(parent.request.request_id)
+        draws = range(family.next_draw, family.next_draw + n)
+        names = [fork_name(family.root, k) for k in draws]
+        for name in names:
+            self._require_free(name)
+        table, slot = self._running.slots, parent.slot
+        token_ids, num_computed = parent.token_ids, 0
+        if slot is not None:
+            token_ids = table.known_token_ids(slot)
+            num_computed = int(table.num_computed[slot])
+        # A prompt still being computed has nothing to go on from: its fork computes, or finds, it.
+        can_share = num_computed == token_ids.size - 1 and slot is not None
+        family.next_draw += n
+        parent.family = family
+        requests, in_slots = [], []
+        for i, (k, name) in enumerate(zip(draws, names, strict=True)):
+            request = dataclasses.replace(parent.request, request_id=name, draw=k)
+            child = Entry(request, first_seq_id + i, parent.rank)
+            child.family, child.token_ids = family, token_ids
+            self._entries[name] = child
+            requests.append((request, token_ids[request.prompt_len :]))
+            if can_share and table.num_free:
+                child.num_cached_tokens = num_computed
+                self._enter(child, num_computed)
+                in_slots.append(child.seq_id)
+            else:
+                self._queue.push(child)
+        if in_slots:
+            children = np.array(in_slots, dtype=np.int64)
+            self._manager.fork_batch(np.full_like(children, parent.seq_id), children)
+        return requests
 
     def _enter(self, entry: Entry, num_computed: int) -> int:
         slot = self._running.enter(entry, num_computed, 0)

@@ -16,9 +16,11 @@ from pagedkv.block_manager import BlockManager
 from pagedkv.config import SchedulerConfig
 from pagedkv.records import FinishedRequest, FinishReason, ScheduledStep, no_pairs
 from pagedkv.request import Request
+from pagedkv.sampling_params import check_num_forks
 from pagedkv.scheduler import invariants
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.cost_model import Rates
+from pagedkv.scheduler.ending import End, Ending
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
 from pagedkv.scheduler.pending import PendingPrefixes
@@ -73,6 +75,7 @@ class Scheduler:
             max_num_overtakes=config.max_num_overtakes,
         )
         self._forking = Forking(manager, self._running, self._queue, self._entries)
+        self._ending = Ending(manager, self._running, self._queue, self._entries, self._forking)
 
     # -- questions ---------------------------------------------------------------------
 
@@ -155,15 +158,22 @@ class Scheduler:
         """
         group = self._forking.groups.get(request_id)
         entries = self._forking.members(group) if group else [self._entries[request_id]]
-        finished = []
-        for entry in entries:
-            if entry.slot is None:
-                self._queue.remove(entry)
-                if entry.is_swapped:
-                    self._manager.free(entry.seq_id)
-                finished += self._forget(entry, entry.token_ids, reason, error)
-        ends = [(entry, reason, error) for entry in entries if entry.slot is not None]
-        return finished + self._end_running(ends)
+        return self._ending.end([(entry, reason, error) for entry in entries])
+
+    def fork(self, request_id: str, n: int) -> list[tuple[Request, NDArray[np.int32]]]:
+        """Make n forks of an unfinished request, between steps: their requests, and the tokens each
+        starts with beyond the prompt. Raises ValueError, and changes nothing, if that cannot be.
+        """
+        if self._in_flight is not None:
+            raise RuntimeError(f"step {self._in_flight.step_id} is in flight: fork before or after")
+        check_num_forks(n)
+        entry = self._entries.get(request_id)
+        if entry is None or entry.group is not None:
+            kind = "asks for several answers" if request_id in self else "is not running"
+            raise ValueError(f"request {request_id!r} {kind}: it cannot be forked")
+        forks = self._forking.fork_running(entry, n, self._next_seq_id)
+        self._next_seq_id += n
+        return forks
 
     def take_first_tokens(self) -> list[tuple[Request, int]]:
         """First tokens of answers 1, 2, .. of groups that were forked since the last call."""
@@ -280,7 +290,7 @@ class Scheduler:
 
         is_stop = (table.stop_ids[slots] == new_ids[:, None]).any(axis=1)
         is_full = table.num_tokens[slots] >= table.max_len[slots]
-        ends: list[tuple[Entry, FinishReason, str | None]] = [
+        ends: list[End] = [
             (self._running.entry_at(int(slots[i])), "stop" if is_stop[i] else "length", None)
             for i in np.flatnonzero(is_stop | is_full).tolist()
         ]
@@ -292,10 +302,9 @@ class Scheduler:
             )
             for slot in step.slots[bad_rows]
         ]
-        finished = self._end_running(ends)
-        for entry, reason in () if forked is None else forked.ended:
-            finished += self._forget(entry, entry.token_ids, reason, None)
-        return finished
+        if forked is not None:
+            ends += [(entry, reason, None) for entry, reason in forked.ended]
+        return self._ending.end(ends)
 
     def fail(self, step: ScheduledStep, error: str) -> list[FinishedRequest]:
         """A launched step did not finish: its requests end with the error, nothing of it is
@@ -308,7 +317,7 @@ class Scheduler:
             if entry is not None and entry.is_swapped and entry.preempted_in == self._num_steps:
                 self._preemption.drop_swapped(entry)
         alive = self.slots.seq_ids[step.slots] == step.seq_ids
-        return self._end_running(
+        return self._ending.end(
             [(self._running.entry_at(int(slot)), "error", error) for slot in step.slots[alive]]
         )
 
@@ -342,45 +351,6 @@ class Scheduler:
         self._manager.publish_batch(
             table.seq_ids[slots], new_ids, counts, table.num_computed[slots]
         )
-
-    def _end_running(
-        self, ends: list[tuple[Entry, FinishReason, str | None]]
-    ) -> list[FinishedRequest]:
-        """The one way out for running requests: blocks, slot and name go together."""
-        if not ends:
-            return []
-        self._manager.free_batch(np.array([entry.seq_id for entry, _, _ in ends], dtype=np.int64))
-        for entry, _, _ in ends:
-            assert entry.slot is not None
-            entry.token_ids = self.slots.known_token_ids(entry.slot)
-        self._running.leave([entry for entry, _, _ in ends])
-        finished = []
-        for entry, reason, error in ends:
-            finished += self._forget(entry, entry.token_ids, reason, error)
-        return finished
-
-    def _forget(
-        self,
-        entry: Entry,
-        token_ids: NDArray[np.int32],
-        reason: FinishReason,
-        error: str | None,
-    ) -> list[FinishedRequest]:
-        """Its name is free again. One record, or those of a group whose prompt was not computed."""
-        del self._entries[entry.request.request_id]
-        is_group = entry.group is not None
-        return [
-            FinishedRequest(
-                request=request,
-                token_ids=token_ids[request.prompt_len :],
-                reason=reason,
-                num_cached_tokens=entry.num_cached_tokens or 0,
-                num_preemptions=entry.num_preemptions,
-                error=error,
-                cumulative_logprob=entry.cumulative_logprob if is_group else None,
-            )
-            for request in (self._forking.leave_group(entry) if is_group else [entry.request])
-        ]
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books are wrong: I8, order, slots, counts (invariants.py)."""
