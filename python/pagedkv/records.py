@@ -152,3 +152,45 @@ class StepResult:
 
     deltas: list[OutputDelta]
     finished: list[RequestOutput]
+
+
+DecisionKind = Literal[
+    "queued", "waits", "admitted", "resumed", "preempted", "swap_dropped", "finished"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the scheduler decided about a request, from one step to another, with the numbers behind
+    it. text: the same in plain words.
+    """
+
+    kind: DecisionKind
+    step: int
+    last_step: int
+    numbers: dict[str, int | float | str | None]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The decisions about one request, oldest first. num_forgotten: of those in the middle, to
+    bound the memory.
+    """
+
+    request_id: str
+    decisions: tuple[Decision, ...]
+    num_forgotten: int
+
+    @property
+    def text(self) -> str:
+        """Plain words, a line for each decision."""
+        lines = []
+        for i, one in enumerate(self.decisions):
+            if self.num_forgotten and i == 1:
+                lines.append(f"... {self.num_forgotten} decisions are not kept")
+            steps = f"step {one.step}"
+            if one.last_step != one.step:
+                steps = f"steps {one.step} to {one.last_step}"
+            lines.append(f"{steps}: {one.text}")
+        return "\n".join(lines)

@@ -193,3 +193,21 @@ def test_version_and_help_are_quick_because_they_load_no_torch() -> None:
 @pytest.mark.parametrize("command", ["generate", "chat", "fetch", "draw"])
 def test_every_command_shows_an_example(run: Any, command: str) -> None:
     assert f"Example: pagedkv {command}" in run(command, "--help").out
+
+
+def test_explain_says_why_on_standard_error(run: Any) -> None:
+    result = run("generate", "fake", "-p", "hello", "--max-tokens", "4", "--explain")
+    assert result.out == text_of("hello", SamplingParams(temperature=0, max_tokens=4)) + "\n"
+    assert "== why: hello\nstep 0: queued with 5 prompt tokens" in result.err
+    assert "starts with a chunk of 5 tokens" in result.err
+    assert "== why" not in run("generate", "fake", "-p", "hello", "--max-tokens", "4").err
+
+
+def test_swap_options_reach_the_engine(run: Any) -> None:
+    crowd = [arg for one in "abc" for arg in ("-p", one * 20)]
+    small = ["--block-size", "4", "--num-gpu-blocks-override", "20", "--ignore-eos"]
+    swap = ["--swap-space", "0.001", "--preemption-mode", "swap", "--explain"]
+    base = ["generate", "fake", *crowd, *small, "--max-tokens", "40"]
+    swapped = run(*base, *swap)
+    assert "its blocks move to the CPU (preemption_mode is swap)" in swapped.err
+    assert swapped.out == run(*base).out

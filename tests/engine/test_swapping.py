@@ -117,3 +117,18 @@ def test_blocks_go_out_and_come_back_in_every_layer() -> None:
     assert torch.equal(cache.tensor[:, :, 4], before[:, :, 1])
     assert torch.equal(cache.tensor[:, :, [0, 2, 3, 5]], before[:, :, [0, 2, 3, 5]])
     assert cache.cpu_tensor[:, :, [1, 2, 4]].isnan().all()
+
+
+def test_explain_gives_records_and_plain_words(tokenizer_folder: Path) -> None:
+    engine = crowded(tokenizer_folder, preemption_mode="swap", swap_space=1e-3)
+    engine.add_request("two", "x", SamplingParams(n=2, max_tokens=2))
+    run(engine)
+    (one,) = engine.explain("c")
+    kinds = [decision.kind for decision in one.decisions]
+    assert kinds[0] == "queued"
+    assert {"preempted", "resumed"} <= set(kinds)
+    assert kinds[-1] == "finished"
+    assert "its blocks move to the CPU (preemption_mode is swap)" in one.text
+    assert [answer.request_id for answer in engine.explain("two")] == ["two-0", "two-1"]
+    with pytest.raises(KeyError, match="'nobody' is not known"):
+        engine.explain("nobody")

@@ -40,6 +40,12 @@ def generate(
     draw: Annotated[
         bool, typer.Option("--draw", help="Draw the paged cache at this run's fullest moment.")
     ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Say why each prompt waited, ran or was preempted."),
+    ] = False,
+    swap_space: options.SwapSpace = 0.0,
+    preemption_mode: options.PreemptionMode = "auto",
     dtype: options.Dtype = "auto",
     max_model_len: options.MaxModelLen = None,
     block_size: options.BlockSize = 16,
@@ -69,6 +75,8 @@ def generate(
         block_size=block_size,
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=cache_bytes,
+        swap_space=swap_space,
+        preemption_mode=preemption_mode,
     )
     names = [str(number) for number in range(len(prompts))]
     requests = [
@@ -89,6 +97,9 @@ def generate(
         for name, text in zip(names, prompts, strict=True):
             print(json.dumps(_as_dict(text, printer.outputs[name]), ensure_ascii=False))
     _report(printer, time.perf_counter() - begin)
+    if explain:
+        for name, text in zip(names, prompts, strict=True):
+            _explain(engine, name, text)
     if draw:
         from rich.console import Console
 
@@ -165,6 +176,12 @@ def _as_dict(prompt: str, output: RequestOutput) -> dict[str, object]:
         "num_cached_tokens": output.num_cached_tokens,
         "num_preemptions": output.num_preemptions,
     }
+
+
+def _explain(engine: Engine, name: str, prompt: str) -> None:
+    """The scheduler's reasons, in plain words, on standard error."""
+    for one in engine.explain(name):
+        print(f"== why: {prompt}\n{one.text}", file=sys.stderr)
 
 
 def _report(printer: _InOrder, seconds: float) -> None:

@@ -39,6 +39,15 @@ CacheBytes = Annotated[
         "--kv-cache-memory-bytes", help="Size of the pool in bytes.", rich_help_panel=_ENGINE
     ),
 ]
+SwapSpace = Annotated[
+    float,
+    typer.Option(
+        help="GiB of CPU memory for the blocks of preempted requests.", rich_help_panel=_ENGINE
+    ),
+]
+PreemptionMode = Annotated[
+    str, typer.Option(help="auto, swap or recompute.", rich_help_panel=_ENGINE)
+]
 
 
 def load_engine(model: str, **options: Any) -> Engine:

@@ -21,6 +21,7 @@ from pagedkv.engine.output_processor import OutputProcessor
 from pagedkv.engine.requests import Prompt, RequestBuilder
 from pagedkv.kv_cache import KVCache, num_blocks_for, num_cpu_blocks_for
 from pagedkv.records import (
+    Explanation,
     FinishedRequest,
     OutputDelta,
     RequestOutput,
@@ -301,6 +302,18 @@ class Engine:
     def cache_view(self) -> CacheView:
         """The cache as it is now, for pictures."""
         return CacheView(self._manager.snapshot(), self._scheduler.names_by_seq_id())
+
+    def explain(self, request_id: str) -> list[Explanation]:
+        """Why a request is where it is: every decision about it, with numbers and in plain words
+        (`.text`). One explanation, or one for each of several answers. The last 256 requests that
+        have ended are known too.
+
+        Raises KeyError for a request that is not known (any more).
+        """
+        explanations = self._scheduler.log.explain(request_id)
+        if not explanations:
+            raise KeyError(f"request {request_id!r} is not known, or ended long ago")
+        return explanations
 
     def check_invariants(self) -> None:
         """Raise if the manager's or the scheduler's books are wrong. For tests and idle moments."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from pagedkv.block_manager import BlockManager
 from pagedkv.records import FinishedRequest, FinishReason
+from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
 from pagedkv.scheduler.queue import RankedQueue
@@ -26,12 +27,14 @@ class Ending:
         queue: RankedQueue,
         entries: dict[str, Entry],
         forking: Forking,
+        log: DecisionLog,
     ) -> None:
         self._manager = manager
         self._running = running
         self._queue = queue
         self._entries = entries
         self._forking = forking
+        self._log = log
 
     def end(self, ends: Sequence[End]) -> list[FinishedRequest]:
         """One record for each, in their order; of a group whose prompt is not computed one for each
@@ -60,6 +63,12 @@ class Ending:
         self, entry: Entry, reason: FinishReason, error: str | None
     ) -> list[FinishedRequest]:
         del self._entries[entry.request.request_id]
+        self._log.finish(
+            entry.request,
+            reason=reason,
+            num_generated=int(entry.token_ids.size) - entry.request.prompt_len,
+            num_preemptions=entry.num_preemptions,
+        )
         is_group = entry.group is not None
         return [
             FinishedRequest(

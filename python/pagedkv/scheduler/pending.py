@@ -27,7 +27,7 @@ class PendingPrefixes:
 
     def __init__(self, manager: BlockManager, *, enabled: bool) -> None:
         self._manager = manager
-        self._enabled = enabled
+        self.enabled = enabled
         self._rows: dict[Key, NDArray[np.int32]] = {}
         # Asking the cache costs a hash of the prompt; most prompts are told apart without asking.
         self._first_blocks: set[Key] = set()
@@ -36,7 +36,7 @@ class PendingPrefixes:
         """A row computes tokens [begin, end) of token_ids in this step."""
         size = self._manager.block_size
         first = begin // size
-        if not self._enabled or end // size == first:
+        if not self.enabled or end // size == first:
             return
         key = (extra_key, token_ids[: (first + 1) * size].tobytes())
         self._rows.setdefault(key, token_ids)

@@ -12,6 +12,7 @@ from pagedkv.config import SchedulerConfig
 from pagedkv.records import Preempted, PreemptionChoice, no_pairs
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.cost_model import Rates, choose
+from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.queue import RankedQueue
 from pagedkv.scheduler.running import RunningSet
@@ -31,6 +32,7 @@ class Preemption:
         admission: Admission,
         *,
         bytes_per_block: int,
+        log: DecisionLog,
     ) -> None:
         self._manager = manager
         self._config = config
@@ -38,7 +40,7 @@ class Preemption:
         self._queue = queue
         self._admission = admission
         self._bytes_per_block = bytes_per_block
-        self._has_cpu_blocks = manager.statistics().num_cpu_blocks > 0
+        self._log = log
         self._swapped_out: dict[int, NDArray[np.int64]] = {}  # seq_id -> pairs, of this step
         self.rates = Rates()
 
@@ -72,7 +74,8 @@ class Preemption:
             free_to_go = running.order[table.worst_blocks[running.order] == 0]
             victim = int(free_to_go[-1] if free_to_go.size else running.order[-1])
             entry = running.entry_at(victim)
-            choice = self._preempt(entry, num_step)
+            by = f"since the step needs {needed} blocks and {available} can be taken"
+            choice = self._preempt(entry, num_step, by)
             name = entry.request.request_id
             preempted.append(Preempted(name, victim, needed, available, choice))
             keep = rows != victim
@@ -109,8 +112,8 @@ class Preemption:
         for victim in victims:
             assert victim.slot is not None
             slot, name = victim.slot, victim.request.request_id
-            choice = self._preempt(victim, num_step)
             by = head.request.request_id
+            choice = self._preempt(victim, num_step, f"for {by!r}, which has priority {urgency}")
             displaced.append(Preempted(name, slot, needed, available, choice, displaced_by=by))
             order = running.order
             promised = admission.promised_blocks(table, order, table.num_computed[order])
@@ -136,17 +139,18 @@ class Preemption:
         swapped = [entry for entry in self._queue if entry.is_swapped]
         if not swapped:
             return None
-        self.drop_swapped(swapped[-1])
+        self.drop_swapped(swapped[-1], "since what they share fills the pool")
         return swapped[-1]
 
-    def drop_swapped(self, entry: Entry) -> None:
+    def drop_swapped(self, entry: Entry, reason: str) -> None:
         """It keeps nothing, and will be computed again."""
         self._manager.free(entry.seq_id)
         self._swapped_out.pop(entry.seq_id, None)
         entry.is_swapped = False
         entry.blocked_at = None
+        self._log.note(entry.request, "swap_dropped", reason=reason)
 
-    def _preempt(self, entry: Entry, num_step: int) -> PreemptionChoice:
+    def _preempt(self, entry: Entry, num_step: int, by: str) -> PreemptionChoice:
         """Back into the queue with its tokens."""
         assert entry.slot is not None
         num_tokens = int(self._running.slots.num_computed[entry.slot])
@@ -164,11 +168,23 @@ class Preemption:
             self._manager.free(entry.seq_id)
         self._running.leave([entry])
         self._queue.push(entry)
+        self._log.note(
+            entry.request,
+            "preempted",
+            by=by,
+            way="its blocks move to the CPU" if choice.swaps else "it will be computed again",
+            why=choice.why,
+            num_blocks=choice.num_blocks,
+            num_tokens=choice.num_tokens,
+            num_cpu_free=choice.num_cpu_free,
+            swap_us=choice.swap_us,
+            recompute_us=choice.recompute_us,
+        )
         return choice
 
     def _choose(self, entry: Entry, num_tokens: int) -> PreemptionChoice:
         return choose(
-            self._config.preemption_mode if self._has_cpu_blocks else "recompute",
+            self._config.preemption_mode,
             num_blocks=self._manager.num_swap_out_blocks([entry.seq_id]),
             num_cpu_free=self._manager.statistics().num_cpu_free,
             num_tokens=num_tokens,

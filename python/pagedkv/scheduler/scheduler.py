@@ -20,6 +20,7 @@ from pagedkv.sampling_params import check_num_forks
 from pagedkv.scheduler import invariants
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.cost_model import Rates
+from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.ending import End, Ending
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
@@ -49,6 +50,7 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
+        self.log = DecisionLog()
         self._running = RunningSet(config.max_num_seqs, max_model_len)
         self.slots = self._running.slots
         self._manager = manager
@@ -59,23 +61,13 @@ class Scheduler:
         self._num_steps = 0
         self._in_flight: ScheduledStep | None = None
         self._admission = Admission(manager, max_model_len)
-        self._preemption = Preemption(
-            manager,
-            config,
-            self._running,
-            self._queue,
-            self._admission,
-            bytes_per_block=bytes_per_block,
-        )
-        self._starting = Starting(
-            manager,
-            self._running,
-            self._queue,
-            self._admission,
-            max_num_overtakes=config.max_num_overtakes,
-        )
+        parts = (manager, config, self._running, self._queue, self._admission)
+        self._preemption = Preemption(*parts, bytes_per_block=bytes_per_block, log=self.log)
+        self._starting = Starting(*parts, log=self.log)
         self._forking = Forking(manager, self._running, self._queue, self._entries)
-        self._ending = Ending(manager, self._running, self._queue, self._entries, self._forking)
+        self._ending = Ending(
+            manager, self._running, self._queue, self._entries, self._forking, self.log
+        )
 
     # -- questions ---------------------------------------------------------------------
 
@@ -146,6 +138,15 @@ class Scheduler:
             entry = Entry(request, self._next_seq_id, rank)
             self._next_seq_id += 1
         self._entries[entry.request.request_id] = entry
+        self.log.note(
+            entry.request,
+            "queued",
+            prompt_len=request.prompt_len,
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+            num_queued=len(self._queue),
+            num_running=len(self._running),
+        )
         self._queue.push(entry)
 
     def finish(
@@ -189,6 +190,7 @@ class Scheduler:
             step_id = self._in_flight.step_id
             raise RuntimeError(f"step {step_id} is in flight: update or fail it first")
         self._num_steps += 1
+        self.log.step = self._num_steps
         displaced = self._preemption.displace(self._num_steps) if self._queue else []
         order = self._running.order
         remaining = self.slots.num_tokens[order] - self.slots.num_computed[order]
@@ -315,7 +317,7 @@ class Scheduler:
         for one in step.preempted:
             entry = self._entries.get(one.request_id)
             if entry is not None and entry.is_swapped and entry.preempted_in == self._num_steps:
-                self._preemption.drop_swapped(entry)
+                self._preemption.drop_swapped(entry, "since the step that moved them failed")
         alive = self.slots.seq_ids[step.slots] == step.seq_ids
         return self._ending.end(
             [(self._running.entry_at(int(slot)), "error", error) for slot in step.slots[alive]]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagedkv.block_manager import BlockManager
+from pagedkv.config import SchedulerConfig
 from pagedkv.records import Admitted
 from pagedkv.scheduler.admission import Admission
+from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.pending import PendingPrefixes
 from pagedkv.scheduler.queue import RankedQueue
@@ -33,17 +35,19 @@ class Starting:
     def __init__(
         self,
         manager: BlockManager,
+        config: SchedulerConfig,
         running: RunningSet,
         queue: RankedQueue,
         admission: Admission,
         *,
-        max_num_overtakes: int,
+        log: DecisionLog,
     ) -> None:
         self._manager = manager
         self._running = running
         self._queue = queue
         self._admission = admission
-        self._max_num_overtakes = max_num_overtakes
+        self._config = config
+        self._log = log
 
     def start(self, budget: int, pending: PendingPrefixes, num_step: int) -> Started:
         """Start in order of rank while slots, tokens (budget) and blocks last. Those without room,
@@ -57,19 +61,14 @@ class Starting:
             table, running.order, table.num_computed[running.order]
         )
         while num_blocked < min(len(self._queue), _MAX_BLOCKED_PER_STEP):
-            if budget == 0 or table.num_free == 0:
-                break
-            if num_blocked and most_overtaken >= self._max_num_overtakes:
-                break
             entry = self._queue[num_blocked]
-            if (
-                entry.preempted_in == num_step
-                or not admission.has_room(entry, promised, num_running=len(running))
-                or (
-                    not entry.is_swapped
-                    and pending.is_worth_waiting(entry.token_ids, entry.request.extra_key)
-                )
-            ):
+            if budget == 0 or table.num_free == 0:
+                self._waits_for_a_place(entry, budget)
+                break
+            if num_blocked and most_overtaken >= self._config.max_num_overtakes:
+                self._log.note(entry.request, "waits", lacks="turn", num_overtaken=most_overtaken)
+                break
+            if self._must_wait(entry, promised, pending, num_step):
                 num_blocked += 1
                 most_overtaken = max(most_overtaken, entry.num_overtaken)
                 continue
@@ -88,6 +87,37 @@ class Starting:
             promised += kept - admission.blocks_for(int(table.num_computed[entry.slot]))
         return started
 
+    def _must_wait(
+        self, entry: Entry, promised: int, pending: PendingPrefixes, num_step: int
+    ) -> bool:
+        """Whether it cannot start now, for a reason that is noted."""
+        if entry.preempted_in == num_step:
+            return True
+        if not self._admission.has_room(entry, promised, num_running=len(self._running)):
+            self._log.note(
+                entry.request,
+                "waits",
+                lacks="blocks",
+                needed=self._admission.needed_blocks(entry),
+                available=self._manager.num_allocatable_blocks,
+                promised=promised,
+            )
+            return True
+        if entry.is_swapped:
+            return False
+        if pending.is_worth_waiting(entry.token_ids, entry.request.extra_key):
+            self._log.note(entry.request, "waits", lacks="prefix")
+            return True
+        return False
+
+    def _waits_for_a_place(self, entry: Entry, budget: int) -> None:
+        if budget:
+            max_num_seqs = self._running.slots.max_num_seqs
+            self._log.note(entry.request, "waits", lacks="slot", max_num_seqs=max_num_seqs)
+        else:
+            limit = self._config.max_num_batched_tokens
+            self._log.note(entry.request, "waits", lacks="tokens", max_num_batched_tokens=limit)
+
     def _admit(self, entry: Entry, budget: int, pending: PendingPrefixes, started: Started) -> int:
         """The blocks of its first chunk: prefix match first, size after."""
         token_ids, extra_key = entry.token_ids, entry.request.extra_key
@@ -100,6 +130,19 @@ class Starting:
         if entry.num_cached_tokens is None:
             entry.num_cached_tokens = cached
         started.admitted.append(Admitted(entry.request, slot, cached))
+        size, missed = self._manager.block_size, ""
+        if not pending.enabled:
+            missed = ", which is off"
+        elif cached // size < (token_ids.size - 1) // size:
+            missed = f", block {cached // size} is not"
+        self._log.note(
+            entry.request,
+            "admitted",
+            query_len=query_len,
+            num_cached=cached,
+            num_tokens=int(token_ids.size),
+            missed=missed,
+        )
         return query_len
 
     def _resume(self, entry: Entry, budget: int, started: Started) -> int:
@@ -107,13 +150,15 @@ class Starting:
         first write is one that never left the pool, so the copies need not wait for the swap.
         """
         manager = self._manager
-        started.swap_in += manager.swap_in([entry.seq_id])
+        pairs = manager.swap_in([entry.seq_id])
+        started.swap_in += pairs
         entry.is_swapped = False
         num_held = manager.num_tokens(entry.seq_id)
         query_len = min(entry.token_ids.size - num_held, budget)
         started.copies += manager.append(entry.seq_id, query_len)
         slot = self._running.enter(entry, num_held + query_len, self._worst(entry))
         started.admitted.append(Admitted(entry.request, slot, num_held, is_resumed=True))
+        self._log.note(entry.request, "resumed", num_blocks=len(pairs), num_tokens=num_held)
         return query_len
 
     def _worst(self, entry: Entry) -> int:

@@ -1,0 +1,121 @@
+"""Why each request is where it is: what the scheduler decided about it, and the numbers behind it.
+
+Memory is bounded: MAX_PER_REQUEST decisions of each request, equal ones in a row as one, and the
+last MAX_FINISHED requests that have ended.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Any
+
+from pagedkv.records import Decision, DecisionKind, Explanation
+from pagedkv.request import Request
+
+MAX_PER_REQUEST = 64
+MAX_FINISHED = 256
+
+_TEXTS: dict[str, str] = {
+    "queued": "queued with {prompt_len} prompt tokens, at most {max_tokens} to generate, "
+    "priority {priority}; {num_queued} requests wait, {num_running} run",
+    "admitted": "starts with a chunk of {query_len} tokens; {num_cached} of its {num_tokens} "
+    "tokens are in the prefix cache{missed}",
+    "resumed": "resumes: {num_blocks} blocks come back from the CPU, {num_tokens} tokens need not "
+    "be computed again",
+    "preempted": "preempted {by}; {way} ({why}); it held {num_blocks} blocks alone and had "
+    "computed {num_tokens} tokens",
+    "swap_dropped": "its swapped-out blocks are given up {reason}; it will be computed again",
+    "finished": "ends: {reason}, {num_generated} tokens generated, preempted {num_preemptions} "
+    "times",
+}
+
+_WAITS = {
+    "blocks": "waits for {needed} blocks; {available} can be taken, {promised} of them are "
+    "promised to running requests, and the watermark stays free",
+    "slot": "waits for one of {max_num_seqs} slots (max_num_seqs)",
+    "tokens": "waits, the step's {max_num_batched_tokens} tokens are used up "
+    "(max_num_batched_tokens)",
+    "prefix": "waits, the step computes a prefix that it would otherwise compute again",
+    "turn": "waits its turn: a request before it waits for blocks and has been passed "
+    "{num_overtaken} times, as often as allowed (max_num_overtakes)",
+}
+
+
+class _Note:
+    """One decision, put into words only when somebody asks."""
+
+    __slots__ = ("kind", "last_step", "numbers", "step")
+
+    def __init__(self, kind: DecisionKind, step: int, numbers: dict[str, Any]) -> None:
+        self.kind = kind
+        self.step = self.last_step = step
+        self.numbers = numbers
+
+    def decision(self) -> Decision:
+        text = _WAITS[self.numbers["lacks"]] if self.kind == "waits" else _TEXTS[self.kind]
+        return Decision(
+            self.kind, self.step, self.last_step, self.numbers, text.format(**self.numbers)
+        )
+
+
+class _Log:
+    __slots__ = ("first", "notes", "num_forgotten", "parent_id")
+
+    def __init__(self, parent_id: str | None, first: _Note) -> None:
+        self.parent_id = parent_id
+        self.first = first
+        self.notes: deque[_Note] = deque(maxlen=MAX_PER_REQUEST - 1)
+        self.num_forgotten = 0
+
+
+class DecisionLog:
+    """Written by the scheduler's parts; step is the number of the step being built."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._logs: dict[str, _Log] = {}
+        self._finished: OrderedDict[str, None] = OrderedDict()
+
+    def note(self, request: Request, kind: DecisionKind, **numbers: Any) -> None:
+        """Remember a decision. One that repeats the last, for the same reason, prolongs it."""
+        name = request.request_id
+        log = self._logs.get(name)
+        if log is None or name in self._finished:  # the name may be used anew
+            self._finished.pop(name, None)
+            self._logs[name] = _Log(request.parent_id, _Note(kind, self.step, numbers))
+            return
+        last = log.notes[-1] if log.notes else log.first
+        if (
+            kind == last.kind == "waits"
+            and last.numbers["lacks"] == numbers["lacks"]
+            and last.last_step >= self.step - 1
+        ):
+            last.last_step, last.numbers = self.step, numbers
+            return
+        log.num_forgotten += len(log.notes) == log.notes.maxlen
+        log.notes.append(_Note(kind, self.step, numbers))
+
+    def finish(self, request: Request, **numbers: Any) -> None:
+        """Note the end of a request and keep its log among those of the last ones."""
+        self.note(request, "finished", **numbers)
+        self._finished[request.request_id] = None
+        if len(self._finished) > MAX_FINISHED:
+            oldest, _ = self._finished.popitem(last=False)
+            del self._logs[oldest]
+
+    def explain(self, name: str) -> list[Explanation]:
+        """Of the request, or of each of its answers if it has several; none if it is not known (any
+        more).
+        """
+        if name in self._logs:
+            return [self._explanation(name, self._logs[name])]
+        return [
+            self._explanation(member, log)
+            for member, log in self._logs.items()
+            if log.parent_id == name
+        ]
+
+    @staticmethod
+    def _explanation(name: str, log: _Log) -> Explanation:
+        decisions = tuple(note.decision() for note in (log.first, *log.notes))
+        return Explanation(name, decisions, log.num_forgotten)
