@@ -91,27 +91,24 @@ class Preemption:
         if order.size == 0 or table.ranks[order[-1]] <= head.rank:
             return []
         urgency = head.request.priority
-        victims = [
-            one
-            for one in map(running.entry_at, order[::-1].tolist())
-            if one.rank > head.rank and one.request.priority > urgency and not one.is_reserved
-        ]
-        if not victims:
+        less_urgent = (table.ranks[order] > head.rank) & (table.priorities[order] > urgency)
+        less_urgent &= table.worst_blocks[order] == 0
+        if not less_urgent.any():
             return []
         promised = admission.promised_blocks(table, order, table.num_computed[order])
         if table.num_free and admission.has_room(head, promised, num_running=order.size):
             return []
-        staying = np.setdiff1d(order, [one.slot for one in victims])
+        victims, staying = order[less_urgent][::-1], order[~less_urgent]
         needed = admission.needed_blocks(head)
         needed += admission.promised_blocks(table, staying, table.num_computed[staying])
         available = self._manager.num_allocatable_blocks
-        gained = self._manager.num_swap_out_blocks([one.seq_id for one in victims])
+        gained = self._manager.num_swap_out_blocks(table.seq_ids[victims])
         if needed > available + gained:
             return []
         displaced: list[Preempted] = []
-        for victim in victims:
-            assert victim.slot is not None
-            slot, name = victim.slot, victim.request.request_id
+        for slot in victims.tolist():
+            victim = running.entry_at(slot)
+            name = victim.request.request_id
             by = head.request.request_id
             choice = self._preempt(victim, num_step, f"for {by!r}, which has priority {urgency}")
             displaced.append(Preempted(name, slot, needed, available, choice, displaced_by=by))

@@ -39,6 +39,7 @@ class SlotTable:
         self.num_answers = np.ones(max_num_seqs, dtype=np.int64)
         self.cumulative_logprobs = np.zeros(max_num_seqs, dtype=np.float64)
         self.ranks = np.zeros(max_num_seqs, dtype=np.int64)
+        self.priorities = np.zeros(max_num_seqs, dtype=np.int64)
         # Blocks kept for a row until its end; 0: none beyond those it holds.
         self.worst_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         # Ids that end a row, padded with -1, which no token equals; as wide as the widest request
@@ -71,6 +72,7 @@ class SlotTable:
         self.num_answers[slot] = 1
         self.cumulative_logprobs[slot] = 0.0
         self.ranks[slot] = rank
+        self.priorities[slot] = request.priority
         self.worst_blocks[slot] = worst_blocks
         num_stop_ids = len(request.stop_token_ids)
         if num_stop_ids > self.stop_ids.shape[1]:
