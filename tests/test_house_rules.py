@@ -60,3 +60,9 @@ def test_nothing_unpickles_or_runs_foreign_code() -> None:
         if forbidden.search(line.split("#")[0])
     ]
     assert not found, found
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    # pytest puts each folder of tests on the path: two modules of one name are one module.
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(set(names)) == sorted(names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import (
+from gpu_attention_cases import (
     CORNERS,
     CORRECTNESS,
     SANITIZE,
