@@ -92,6 +92,17 @@ class ScheduledStep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """What beams may go on with, best first. samples int64 [n]: their indices into sample_rows;
+    token_ids int64, logprobs float64 [n, max_num_candidates].
+    """
+
+    samples: NDArray[np.int64]
+    token_ids: NDArray[np.int64]
+    logprobs: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FinishedRequest:
     """A request, or one answer of a group, that left the scheduler. token_ids int32 [num
     generated]; cumulative_logprob: of these tokens, None where it is not tracked.

@@ -64,6 +64,22 @@ class Request:
         return b"" if self.cache_salt is None else self.cache_salt.encode()
 
     @property
+    def num_forks(self) -> int:
+        """Sequences that are generated for the prompt."""
+        return self.sampling_params.num_forks
+
+    @property
+    def num_answers(self) -> int:
+        """Sequences that the scheduler reports: of a beam search only the best."""
+        is_search = self.sampling_params.beam_width is not None
+        return self.sampling_params.n if is_search else self.num_forks
+
+    @property
+    def num_candidates(self) -> int:
+        """Continuations of each beam that a beam search looks at; 0: no beam search."""
+        return self.sampling_params.num_candidates(len(self.stop_token_ids))
+
+    @property
     def is_group(self) -> bool:
         """Whether it stands for several answers, each of which is a Request of its own."""
         return self.parent_id is None and self.sampling_params.num_forks > 1

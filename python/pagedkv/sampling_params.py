@@ -7,10 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 _MAX_STOP_STRINGS = 64
 _MAX_STOP_TOKEN_IDS = 256  # of each running sequence they are a row in one array
 _MAX_SEED = 2**64 - 1
+_MAX_BEAM_WIDTH = 64
 MAX_FORKS = 128  # answers of one prompt: a bound on what one small request can ask for
 
 
@@ -35,6 +37,13 @@ class SamplingParams:
             answer k draws with (seed, k).
         best_of: answers to generate, n to 128; the n with the highest cumulative log-probability
             are returned, best first. None: n.
+        beam_width: beams of a beam search, 2 to 64, of which the n best are returned, best first;
+            it chooses by log-probability alone: temperature must be 0. None: no beam search.
+        length_penalty: beams are ranked by cumulative log-probability / length ** length_penalty;
+            above 0 favours longer ones.
+        early_stopping: when a search ends. True: as soon as beam_width beams have finished; False:
+            when the best running one, at its present length, cannot beat them; "never": when it
+            could not at any length.
 
     Raises:
         ValueError, TypeError: a value out of its range, naming it and what is allowed.
@@ -52,6 +61,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
     n: int = 1
     best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, low=0.0)
@@ -81,11 +93,42 @@ class SamplingParams:
         check_num_forks(self.n)
         if self.best_of is not None:
             _check_int("best_of", self.best_of, low=self.n, high=MAX_FORKS)
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        _check_number("length_penalty", self.length_penalty, low=-100.0, high=100.0)
+        if self.early_stopping not in (True, False, "never"):
+            raise ValueError(
+                f'early_stopping must be True, False or "never", got {self.early_stopping!r}'
+            )
+        if self.beam_width is None:
+            if self.length_penalty != 1.0 or self.early_stopping is not False:
+                raise ValueError("length_penalty and early_stopping need a beam_width")
+            return
+        _check_int("beam_width", self.beam_width, low=2, high=_MAX_BEAM_WIDTH)
+        if self.n > self.beam_width:
+            raise ValueError(f"n is {self.n}, but a beam search has {self.beam_width} beams")
+        if self.best_of is not None:
+            raise ValueError("best_of has no meaning beside beam_width: leave it out")
+        if not self.is_greedy:
+            raise ValueError(
+                f"beam search draws nothing: temperature must be 0, got {self.temperature!r}"
+            )
+        if self.stop:
+            raise ValueError("beam search ends at token ids: use stop_token_ids instead of stop")
 
     @property
     def num_forks(self) -> int:
-        """Answers that are generated for the prompt."""
+        """Sequences that are generated for the prompt."""
+        if self.beam_width is not None:
+            return self.beam_width
         return self.n if self.best_of is None else self.best_of
+
+    def num_candidates(self, num_stop_ids: int) -> int:
+        """Continuations of each beam that a beam search looks at: enough that beam_width of them do
+        not end, whatever else does. 0: no beam search.
+        """
+        return max(2, 1 + num_stop_ids) * self.beam_width if self.beam_width is not None else 0
 
     @property
     def is_greedy(self) -> bool:

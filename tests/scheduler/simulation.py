@@ -11,15 +11,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from pagedkv.block_manager import BlockManager, BlockState, StepTables
 from pagedkv.config import SchedulerConfig
-from pagedkv.records import FinishedRequest, ScheduledStep
+from pagedkv.records import Candidates, FinishedRequest, ScheduledStep
 from pagedkv.request import Request
 from pagedkv.sampling_params import SamplingParams
 from pagedkv.scheduler import Scheduler
+from pagedkv.scheduler.beam_search import BeamSearch, Hypothesis
 
 VOCAB = 97
 STOP_ID = 5
@@ -30,6 +32,35 @@ GARBAGE = -9  # what a failed step leaves behind
 def next_token(context: np.ndarray, draw: int = 0) -> int:
     """The fake model: a hash of every visible token, in order, and of the draw."""
     return zlib.crc32(np.ascontiguousarray(context, dtype=np.int32).tobytes(), draw) % VOCAB
+
+
+def logprobs_after(context: np.ndarray) -> np.ndarray:
+    """The fake model's distribution, for beams. [VOCAB]"""
+    seed = zlib.crc32(np.ascontiguousarray(context, dtype=np.int32).tobytes())
+    logits = np.random.default_rng(seed).normal(size=VOCAB) * 2
+    logits[STOP_ID] += 3
+    return logits - np.log(np.exp(logits).sum())
+
+
+def best_of(logprobs: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    order = np.argsort(-logprobs, kind="stable")[:k]
+    return order, logprobs[order]
+
+
+def solo_beams(request: Request) -> list[Hypothesis]:
+    """The search on contexts alone, without blocks, slots and batches."""
+    search = BeamSearch(request)
+    known = [np.empty(0, dtype=np.int32)]
+    while True:
+        contexts = [np.append(request.prompt_token_ids, one) for one in known]
+        pairs = [best_of(logprobs_after(one), search.num_candidates) for one in contexts]
+        going_on = search.advance(
+            known, np.stack([ids for ids, _ in pairs]), np.stack([values for _, values in pairs])
+        )
+        if going_on is None:
+            return search.finished
+        chosen = zip(going_on.parents, going_on.token_ids, strict=True)
+        known = [np.append(known[parent], np.int32(token)) for parent, token in chosen]
 
 
 def solo(request: Request, known: Sequence[int] = ()) -> list[int]:
@@ -51,6 +82,8 @@ def make_request(
     salt: str | None = None,
     priority: int = 0,
     n: int = 1,
+    beam_width: int | None = None,
+    **options: Any,
 ) -> Request:
     return Request(
         request_id=name,
@@ -59,7 +92,7 @@ def make_request(
         stop_token_ids=stops,
         cache_salt=salt,
         priority=priority,
-        sampling_params=SamplingParams(n=n),
+        sampling_params=SamplingParams(n=n, temperature=0, beam_width=beam_width, **options),
     )
 
 
@@ -67,7 +100,7 @@ def answers_of(request: Request) -> list[Request]:
     """The request, or the answers of a group."""
     if not request.is_group:
         return [request]
-    return [request.member(k) for k in range(request.sampling_params.num_forks)]
+    return [request.member(k) for k in range(request.num_answers)]
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -96,6 +129,7 @@ class Simulation:
     preemption_mode: str = "auto"
     finished: dict[str, FinishedRequest] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
+    candidates: Candidates | None = None
     forked_after: dict[str, list[int]] = field(default_factory=dict)  # tokens, by fork
     num_steps: int = 0
     num_preempted: int = 0
@@ -197,13 +231,15 @@ class Simulation:
         if bad_rows is not None:
             is_bad = np.repeat(np.isin(np.arange(step.slots.size), bad_rows), step.query_lens)
             self.cache.reshape(-1)[places[is_bad]] = GARBAGE
+        self.candidates = self._candidates(step)
         samples = zip(step.sample_rows, step.sample_draws, strict=True)
         return np.array([self._sample(step, row, draw) for row, draw in samples], dtype=np.int64)
 
     def update(
         self, step: ScheduledStep, token_ids: np.ndarray, failed: np.ndarray | None = None
     ) -> None:
-        self._end(self.scheduler.update(step, token_ids, failed))
+        ended = self.scheduler.update(step, token_ids, failed, candidates=self.candidates)
+        self._end(ended)
         self.check()
 
     def fail(self, step: ScheduledStep) -> None:
@@ -229,6 +265,9 @@ class Simulation:
         assert not self.scheduler.has_work
         assert self.finished.keys() == self.requests.keys()
         for name, one in self.finished.items():
+            if one.request.num_candidates:
+                self._check_beam(one)
+                continue
             assert one.num_preemptions <= self.reserve_after_preemptions, name
             expected = solo(self.requests[name], self.forked_after.get(name, ()))
             got = one.token_ids.tolist()
@@ -242,10 +281,36 @@ class Simulation:
         assert statistics.num_sequences == 0
         assert statistics.num_cpu_free == self.num_cpu_blocks
 
-    def _sample(self, step: ScheduledStep, row: int, draw: int) -> int:
+    def _check_beam(self, one: FinishedRequest) -> None:
+        if one.reason in ("stop", "length"):
+            expected = solo_beams(one.request)[one.request.draw]
+            assert one.token_ids.tolist() == expected.token_ids.tolist(), one.request.request_id
+            assert one.cumulative_logprob == expected.logprob
+            assert (one.reason == "stop") == expected.has_stopped
+
+    def _candidates(self, step: ScheduledStep) -> Candidates | None:
+        rows = step.slots[step.sample_rows]
+        samples = [
+            i
+            for i, slot in enumerate(rows.tolist())
+            if self.scheduler.request_at(slot).num_candidates  # type: ignore[union-attr]
+        ]
+        if not samples:
+            return None
+        pairs = [
+            best_of(logprobs_after(self._context(step, step.sample_rows[i])), VOCAB)
+            for i in samples
+        ]
+        ids, values = zip(*pairs, strict=True)
+        return Candidates(np.array(samples), np.stack(ids), np.stack(values))
+
+    def _context(self, step: ScheduledStep, row: int) -> np.ndarray:
         seq_len = int(self.seq_lens[row])
         table = self.block_tables[step.slots[row], : -(-seq_len // self.block_size)]
-        return next_token(self.cache[table].reshape(-1)[:seq_len], int(draw))
+        return self.cache[table].reshape(-1)[:seq_len]
+
+    def _sample(self, step: ScheduledStep, row: int, draw: int) -> int:
+        return next_token(self._context(step, row), int(draw))
 
     def _check_step(self, step: ScheduledStep) -> None:
         lens = step.query_lens
@@ -254,13 +319,20 @@ class Simulation:
         assert (np.diff((lens != 1).astype(int)) >= 0).all(), f"single tokens first: {lens}"
         assert np.unique(step.slots).size == step.slots.size
         in_step = {self.scheduler.request_at(int(slot)).request_id for slot in step.slots}  # type: ignore[union-attr]
-        assert not in_step & {one.request_id for one in step.preempted}
-        # Whoever has the lowest rank advances, so that no run of steps is without progress.
-        assert self.scheduler._running.order[0] in step.slots
+        # Only where a beam search found everything in its way preempted, some start again at once.
+        if not any(group.search for group in self.scheduler._forking.groups.values()):
+            assert not in_step & {one.request_id for one in step.preempted}
+        # Whoever has the lowest rank advances, so that no run of steps is without progress; a beam
+        # that waits for others of its search has nothing to compute.
+        table, order = self.scheduler.slots, self.scheduler._running.order
+        busy = order[
+            (table.num_computed[order] < table.num_tokens[order]) | np.isin(order, step.slots)
+        ]
+        assert busy[0] in step.slots
         # Nothing is starved: every sequence with one token left is in the step.
-        table = self.scheduler.slots
         running = np.flatnonzero(table.seq_ids >= 0)
         left_out = np.setdiff1d(running, step.slots)
+        left_out = left_out[table.num_computed[left_out] < table.num_tokens[left_out]]
         assert (table.num_tokens[left_out] - table.num_computed[left_out] > 1).all()
 
     def _end(self, finished: list[FinishedRequest]) -> None:

@@ -1,11 +1,12 @@
 """Seeded runs of the scheduler on a fake model: random arrivals, lengths, pools, chunk sizes,
-several answers to a prompt, forks, aborts and failing steps.
+several answers to a prompt, forks, beams, aborts and failing steps.
 Again: pytest tests/scheduler/test_simulation.py -k "ends and 0-25".
 """
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,10 +69,13 @@ def simulate(seed: int) -> Simulation:
                 stops=stops,
                 salt=salt,
                 priority=priority,
-                n=rng.choice([1, 1, 2, 5]),
+                **random_answers(rng, simulation.max_num_seqs),
             )
             needed = -(-(len(prompt) + max_tokens - 1) // simulation.block_size)
-            if needed > simulation.num_blocks:
+            if request.num_candidates and needed * request.num_forks > simulation.num_blocks:
+                with pytest.raises(ValueError, match=f"need up to {needed * request.num_forks} b"):
+                    simulation.add(request)
+            elif needed > simulation.num_blocks:
                 with pytest.raises(ValueError, match=f"need {needed} blocks"):
                     simulation.add(request)
             else:
@@ -109,6 +113,22 @@ def maybe_abort(rng: random.Random, simulation: Simulation, *, always: bool = Fa
         simulation.abort(rng.choice(unfinished))
 
 
+def random_answers(rng: random.Random, max_num_seqs: int) -> dict[str, Any]:
+    """How many answers to a prompt, and how: mostly one."""
+    kind = rng.random()
+    if kind < 0.5:
+        return {}
+    if kind < 0.75 or max_num_seqs < 2:
+        return {"n": rng.choice([2, 5])}
+    width = rng.randint(2, min(4, max_num_seqs))
+    return {
+        "n": rng.randint(1, width),
+        "beam_width": width,
+        "length_penalty": rng.choice([0.0, 1.0, 2.0]),
+        "early_stopping": rng.choice([True, False, "never"]),
+    }
+
+
 def maybe_fork(rng: random.Random, simulation: Simulation) -> None:
     names = [name for name, one in simulation.requests.items() if one.parent_id is None]
     names = [name for name in names if name in simulation.scheduler]
@@ -128,6 +148,7 @@ def test_every_request_ends_with_its_solo_answer(first: int) -> None:
 def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
     reasons: set[str] = set()
     num_preempted = num_hits = num_copies = num_preempted_forks = num_swapped = 0
+    num_searches = num_preempted_beams = 0
     for seed in range(120):
         simulation = simulate(seed)
         reasons |= {one.reason for one in simulation.finished.values()}
@@ -138,6 +159,11 @@ def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
         num_preempted_forks += sum(
             one.num_preemptions for one in simulation.finished.values() if one.request.draw
         )
+        searches = [one for one in simulation.finished.values() if one.request.num_candidates]
+        num_searches += sum(one.reason in ("stop", "length") for one in searches)
+        num_preempted_beams += sum(one.num_preemptions for one in searches)
+    assert num_searches > 20
+    assert num_preempted_beams > 10
     assert num_copies > 50
     assert num_preempted_forks > 20
     assert reasons == {"stop", "length", "abort", "error"}

@@ -43,11 +43,11 @@ class AnswerGroups:
         group.num_preemptions += finished.num_preemptions
         group.error = group.error or finished.error
         params = group.request.sampling_params
-        if len(group.answers) < params.num_forks:
+        if len(group.answers) < group.request.num_answers:
             return None
         del self._groups[parent_id]
         answers = [group.answers[k] for k in sorted(group.answers)]
-        if params.num_forks > params.n:
+        if group.request.num_answers > params.n:
             answers = sorted(answers, key=_rank)[: params.n]
             answers = [dataclasses.replace(one, index=i) for i, one in enumerate(answers)]
         return RequestOutput(

@@ -235,7 +235,7 @@ class Engine:
         except BaseException:
             self._collect([], self._scheduler.fail(step, "interrupted"))
             raise
-        ended = self._scheduler.update(step, sampled.token_ids, sampled.failed, sampled.logprobs)
+        ended = self._scheduler.update(step, *sampled)
         deltas: list[OutputDelta] = []
         for request, token_id in self._new_tokens(step, sampled.token_ids):
             delta, has_stop = self._outputs.push(request, token_id)

@@ -13,8 +13,8 @@ from pagedkv.engine.input_builder import InputBuilder
 from pagedkv.engine.rate_meter import RateMeter
 from pagedkv.kv_cache import KVCache
 from pagedkv.models import AttentionMetadata
-from pagedkv.records import ScheduledStep
-from pagedkv.sampling import SlotParams, chosen_logprobs, sample
+from pagedkv.records import Candidates, ScheduledStep
+from pagedkv.sampling import SlotParams, best_candidates, chosen_logprobs, sample
 
 
 class Sampled(NamedTuple):
@@ -25,6 +25,7 @@ class Sampled(NamedTuple):
     token_ids: NDArray[np.int64]
     failed: NDArray[np.bool_]
     logprobs: NDArray[np.float64] | None
+    candidates: Candidates | None = None
 
 
 class Model(Protocol):
@@ -69,7 +70,9 @@ class ModelRunner:
         """
         for admitted in (*step.admitted, *step.forked):
             request = admitted.request
-            self._params.set(admitted.slot, request.sampling_params, request.seed)
+            self._params.set(
+                admitted.slot, request.sampling_params, request.seed, request.num_candidates
+            )
         tensors = self._inputs.build(step, token_ids)
         self._move_blocks(step)
         begin = time.perf_counter()
@@ -85,7 +88,13 @@ class ModelRunner:
         logits = logits[:, : self._vocab_size]
         params = self._params.rows(step.slots[step.sample_rows], step.sample_draws)
         chosen, failed = sample(logits, params, tensors.sample_positions)
-        return Sampled(chosen, failed, chosen_logprobs(logits, params, chosen))
+        best = best_candidates(logits, params)
+        return Sampled(
+            chosen,
+            failed,
+            chosen_logprobs(logits, params, chosen),
+            None if best is None else Candidates(*best),
+        )
 
     def _move_blocks(self, step: ScheduledStep) -> None:
         """Run the step's pairs in their order: a block swapped out may be the target of a copy."""

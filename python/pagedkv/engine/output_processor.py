@@ -75,6 +75,11 @@ class OutputProcessor:
         """
         params = request.sampling_params
         self.check_stream(request.request_id, streams=streams)
+        if streams and request.num_candidates:
+            raise ValueError(
+                f"request {request.request_id!r}: a beam search cannot stream: which beams are the "
+                "best is known only at its end"
+            )
         if streams and request.is_group and params.num_forks > params.n:
             raise ValueError(
                 f"request {request.request_id!r}: best_of {params.num_forks} above n {params.n} "

@@ -2,6 +2,6 @@
 
 from pagedkv.sampling.params import SlotParams
 from pagedkv.sampling.philox import philox4x32, uniform
-from pagedkv.sampling.sampler import chosen_logprobs, sample
+from pagedkv.sampling.sampler import best_candidates, chosen_logprobs, sample
 
-__all__ = ["SlotParams", "chosen_logprobs", "philox4x32", "sample", "uniform"]
+__all__ = ["SlotParams", "best_candidates", "chosen_logprobs", "philox4x32", "sample", "uniform"]

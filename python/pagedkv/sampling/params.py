@@ -21,15 +21,17 @@ class SlotParams:
         self.top_p = np.ones(max_num_seqs, dtype=np.float64)
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         self.draws = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_candidates = np.zeros(max_num_seqs, dtype=np.int64)  # of a beam; 0: not a beam
         self.wants_logprob = np.zeros(max_num_seqs, dtype=np.bool_)
 
-    def set(self, slot: int, params: SamplingParams, seed: int) -> None:
+    def set(self, slot: int, params: SamplingParams, seed: int, num_candidates: int = 0) -> None:
         self.temperature[slot] = 0.0 if params.is_greedy else params.temperature
         # Any k from 2^31 on is larger than every vocabulary: all kept.
         self.top_k[slot] = params.top_k if 0 < params.top_k < 2**31 else 0
         self.top_p[slot] = params.top_p
         self.seeds[slot] = seed
-        self.wants_logprob[slot] = params.num_forks > 1
+        self.wants_logprob[slot] = params.num_forks > 1 and num_candidates == 0
+        self.num_candidates[slot] = num_candidates
 
     def rows(self, slots: NDArray[np.int64], draws: NDArray[np.int64] | None = None) -> SlotParams:
         """A copy of these slots' rows, in this order. draws: of each row; None: draw 0."""
@@ -39,5 +41,6 @@ class SlotParams:
         picked.top_p = self.top_p[slots]
         picked.seeds = self.seeds[slots]
         picked.draws = np.zeros_like(slots) if draws is None else draws
+        picked.num_candidates = self.num_candidates[slots]
         picked.wants_logprob = self.wants_logprob[slots]
         return picked

@@ -71,6 +71,24 @@ def chosen_logprobs(
     return logprobs
 
 
+def best_candidates(
+    logits: torch.Tensor, params: SlotParams
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]] | None:
+    """The most likely tokens of each row that is a beam, best first.
+
+    Returns:
+        indices of these rows int64 [m], token ids int64 and log-probabilities float64 [m, k], k the
+        most that one of them looks at; None if no row is a beam.
+    """
+    wanted = np.flatnonzero(params.num_candidates)
+    if wanted.size == 0:
+        return None
+    rows = logits[torch.from_numpy(wanted)].detach().to(device="cpu", dtype=torch.float32)
+    num_candidates = min(int(params.num_candidates[wanted].max()), rows.shape[1])
+    best = torch.topk(torch.log_softmax(rows, dim=1), num_candidates, dim=1)
+    return wanted, best.indices.numpy(), best.values.double().numpy()
+
+
 def _draw(
     row: NDArray[np.float32],
     largest: np.float32,

@@ -38,6 +38,8 @@ class Admission:
                 f"{self._max_model_len}"
             )
         needed = self.worst_case(request)
+        if request.num_candidates:
+            self._check_beams(request, request.num_forks * needed)
         if needed > self._manager.num_blocks:
             raise ValueError(
                 f"request {request.request_id!r} can never run: its {prompt_len} prompt tokens and "
@@ -45,6 +47,16 @@ class Admission:
                 f"{self._manager.block_size} tokens, but the pool has {self._manager.num_blocks}. "
                 "Shorten the prompt, lower max_tokens, or raise num_gpu_blocks_override or "
                 "kv_cache_memory_bytes"
+            )
+
+    def _check_beams(self, request: Request, needed: int) -> None:
+        """Beams wait for each other, so they must fit together even when they share nothing."""
+        if needed > self._manager.num_blocks:
+            raise ValueError(
+                f"request {request.request_id!r} can never run: its {request.num_forks} beams need "
+                f"up to {needed} blocks of {self._manager.block_size} tokens together, but the "
+                f"pool has {self._manager.num_blocks}. Lower beam_width or max_tokens, or raise "
+                "num_gpu_blocks_override or kv_cache_memory_bytes"
             )
 
     def promised_blocks(

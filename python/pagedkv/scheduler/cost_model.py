@@ -22,6 +22,7 @@ class Rates:
 def choose(
     mode: str,
     *,
+    is_waiting_beam: bool = False,
     num_blocks: int,
     num_cpu_free: int,
     num_tokens: int,
@@ -36,6 +37,7 @@ def choose(
 
     Args:
         mode: swap, recompute or auto.
+        is_waiting_beam: it has computed all its tokens, so nothing would be left to go on with.
         num_blocks: that the victim alone holds; swapping frees exactly these.
         num_tokens: that it has computed.
 
@@ -46,6 +48,8 @@ def choose(
     recompute_us = 1e6 * num_tokens / rates.prefill_tokens_per_s
     if mode == "recompute":
         swaps, why = False, "preemption_mode is recompute"
+    elif is_waiting_beam:
+        swaps, why = False, "a beam that waits for others computes its last token again"
     elif num_blocks == 0:
         swaps, why = False, "it holds no block alone"
     elif num_blocks > num_cpu_free:

@@ -8,6 +8,7 @@ import numpy as np
 
 from pagedkv.block_manager import BlockManager
 from pagedkv.records import FinishedRequest, FinishReason
+from pagedkv.scheduler.beams import Beams
 from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
@@ -28,6 +29,7 @@ class Ending:
         entries: dict[str, Entry],
         forking: Forking,
         log: DecisionLog,
+        beams: Beams,
     ) -> None:
         self._manager = manager
         self._running = running
@@ -35,27 +37,60 @@ class Ending:
         self._entries = entries
         self._forking = forking
         self._log = log
+        self._beams = beams
 
     def end(self, ends: Sequence[End]) -> list[FinishedRequest]:
-        """One record for each, in their order; of a group whose prompt is not computed one for each
-        of its answers.
+        """One record for each; of a group whose prompt is not computed one for each of its answers.
+        Of a beam search, which ends whole, those of its best beams: a reason other than "length"
+        cuts it short.
         """
         if not ends:
             return []
-        running = [entry for entry, _, _ in ends if entry.slot is not None]
-        holding = [
-            entry.seq_id for entry, _, _ in ends if entry.slot is not None or entry.is_swapped
-        ]
+        return self._end_beams(ends) + self._end([end for end in ends if not _is_beam(end[0])])
+
+    def _end_beams(self, ends: Sequence[End]) -> list[FinishedRequest]:
+        """The beams of a search end together."""
+        groups: dict[str, End] = {}
+        for end in ends:
+            if _is_beam(end[0]) and end[0].group is not None:
+                groups.setdefault(end[0].group.request.request_id, end)
+        finished: list[FinishedRequest] = []
+        for entry, reason, error in groups.values():
+            group = entry.group
+            assert group is not None
+            self._release(group.beams)
+            cut_short = None if reason == "length" else reason
+            finished += self._beams.results(group, cut_short, error)
+            for k in range(len(group.names)):
+                self._log.finish(
+                    group.request.member(k),
+                    reason=reason,
+                    num_generated=int(entry.token_ids.size) - entry.request.prompt_len,
+                    num_preemptions=group.num_preemptions,
+                )
+            for beam in group.beams:
+                del self._entries[beam.request.request_id]
+            self._forking.close_group(group)
+        return finished
+
+    def _release(self, entries: Sequence[Entry]) -> None:
+        """Give back blocks, and slot or place in the queue. The entries keep their tokens."""
+        running = [entry for entry in entries if entry.slot is not None]
+        holding = [one.seq_id for one in entries if one.slot is not None or one.is_swapped]
         if holding:
             self._manager.free_batch(np.array(holding, dtype=np.int64))
         for entry in running:
             assert entry.slot is not None
             entry.token_ids = self._running.slots.known_token_ids(entry.slot)
         self._running.leave(running)
-        finished: list[FinishedRequest] = []
-        for entry, reason, error in ends:
+        for entry in entries:
             if entry in self._queue:
                 self._queue.remove(entry)
+
+    def _end(self, ends: Sequence[End]) -> list[FinishedRequest]:
+        self._release([entry for entry, _, _ in ends])
+        finished: list[FinishedRequest] = []
+        for entry, reason, error in ends:
             finished += self._forget(entry, reason, error)
         return finished
 
@@ -82,3 +117,7 @@ class Ending:
             )
             for request in (self._forking.leave_group(entry) if is_group else [entry.request])
         ]
+
+
+def _is_beam(entry: Entry) -> bool:
+    return entry.group is not None and entry.group.search is not None

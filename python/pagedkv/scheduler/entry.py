@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagedkv.request import Request, fork_name
+from pagedkv.scheduler.beam_search import BeamSearch
 
 
 class ForkGroup:
-    """A request with several answers. Until its prompt is computed only answer 0 has an Entry."""
+    """A request with several answers. Until its prompt is computed only answer 0 has an Entry.
 
-    __slots__ = ("is_forked", "names", "num_left", "request")
+    Of a beam search, search has the scores, and beams its running sequences, best first; they end
+    together.
+    """
 
-    def __init__(self, request: Request) -> None:
+    __slots__ = (
+        "beams",
+        "first_seq_id",
+        "is_forked",
+        "names",
+        "num_cached_tokens",
+        "num_left",
+        "num_preemptions",
+        "request",
+        "search",
+    )
+
+    def __init__(self, request: Request, first_seq_id: int) -> None:
+        is_search = request.sampling_params.beam_width is not None
+        self.search = BeamSearch(request) if is_search else None
+        self.beams: list[Entry] = []
+        self.first_seq_id = first_seq_id  # member k's is first_seq_id + k
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0  # of beams that have ended
         self.request = request
         self.is_forked = False
         self.num_left = request.sampling_params.num_forks
@@ -36,6 +60,7 @@ class Entry:
 
     __slots__ = (
         "blocked_at",
+        "candidates",
         "cumulative_logprob",
         "family",
         "group",
@@ -60,6 +85,8 @@ class Entry:
         self.token_ids = request.prompt_token_ids
         self.num_cached_tokens: int | None = None  # at the first admission; None: not yet admitted
         self.num_preemptions = 0
+        # Of a beam: ids int64 and log-probabilities of what may follow its tokens, best first.
+        self.candidates: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
         self.group: ForkGroup | None = None  # of one of several answers
         self.family: Family | None = None  # once it was forked, or as a fork
         self.cumulative_logprob = 0.0  # while it has no slot

@@ -59,7 +59,7 @@ class Forking:
         """Raise ValueError if an unfinished request has the name, or one that its answers need."""
         names = [request.request_id]
         if request.is_group:
-            names += ForkGroup(request).names
+            names += [fork_name(request.request_id, k) for k in range(request.num_forks)]
         for name in names:
             self._require_free(name)
 
@@ -67,12 +67,29 @@ class Forking:
 
     def open_group(self, request: Request, seq_id: int, rank: int) -> Entry:
         """The entry of answer 0, which computes the prompt; answer k will have seq_id + k."""
-        group = ForkGroup(request)
+        group = ForkGroup(request, seq_id)
         self.groups[request.request_id] = group
         self._group_names.update(group.names)
         leader = Entry(request.member(0), seq_id, rank)
         leader.group = group
+        group.beams = [leader]
         return leader
+
+    def new_beam(self, group: ForkGroup, parent: Entry) -> Entry:
+        """A fork of a running beam, under a name that no beam has now. The manager's fork is left
+        to the caller.
+        """
+        k = next(k for k, name in enumerate(group.names) if name not in self._entries)
+        beam = Entry(group.request.member(k), group.first_seq_id + k, parent.rank)
+        beam.group = group
+        beam.num_cached_tokens = group.num_cached_tokens
+        assert parent.slot is not None
+        table = self._running.slots
+        beam.token_ids = table.known_token_ids(parent.slot)
+        self._entries[beam.request.request_id] = beam
+        if table.num_free:
+            self._enter(beam, int(table.num_computed[parent.slot]))
+        return beam
 
     def members(self, group: ForkGroup) -> list[Entry]:
         """Entries of the answers that have not ended."""
@@ -89,9 +106,13 @@ class Forking:
             ended = [group.request.member(k) for k in range(len(group.names))]
         group.num_left -= len(ended)
         if group.num_left == 0:
-            del self.groups[group.request.request_id]
-            self._group_names.difference_update(group.names)
+            self.close_group(group)
         return ended
+
+    def close_group(self, group: ForkGroup) -> None:
+        """Its names are free again."""
+        del self.groups[group.request.request_id]
+        self._group_names.difference_update(group.names)
 
     def expand(
         self, slots: NDArray[np.int64], sample_rows: NDArray[np.int64]

@@ -128,6 +128,16 @@ class Preemption:
         computed[rows] += query_lens
         return self._admission.promised_blocks(table, reserved, computed[reserved])
 
+    def take_last(self, num_step: int) -> Preempted:
+        """Preempt the running sequence with the highest rank, for when none of them can go on."""
+        if len(self._running) == 0:
+            raise RuntimeError(f"{len(self._queue)} requests are queued, yet none can run")
+        entry = self._running.entry_at(int(self._running.order[-1]))
+        slot, name = int(self._running.order[-1]), entry.request.request_id
+        available = self._manager.num_allocatable_blocks
+        choice = self._preempt(entry, num_step, "since beams of one search wait for each other")
+        return Preempted(name, slot, 0, available, choice)
+
     def drop_one_swapped(self) -> Entry | None:
         """Give up the CPU blocks of the swapped-out request with the highest rank, and with them
         what it holds in the pool together with others; it will be computed again. For when nothing
@@ -182,6 +192,7 @@ class Preemption:
     def _choose(self, entry: Entry, num_tokens: int) -> PreemptionChoice:
         return choose(
             self._config.preemption_mode,
+            is_waiting_beam=num_tokens == self._running.slots.num_tokens[entry.slot],
             num_blocks=self._manager.num_swap_out_blocks([entry.seq_id]),
             num_cpu_free=self._manager.statistics().num_cpu_free,
             num_tokens=num_tokens,

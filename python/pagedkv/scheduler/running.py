@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.scheduler.entry import Entry
+from pagedkv.scheduler.entry import Entry, ForkGroup
 from pagedkv.scheduler.slots import FREE, SlotTable
 
 
@@ -36,7 +36,8 @@ class RunningSet:
         )
         table.num_computed[slot] = num_computed
         table.cumulative_logprobs[slot] = entry.cumulative_logprob
-        if entry.group is not None and not entry.group.is_forked:
+        group = entry.group
+        if group is not None and group.search is None and not group.is_forked:
             table.num_answers[slot] = entry.request.sampling_params.num_forks
         entry.slot = slot
         self.by_slot[slot] = entry
@@ -46,10 +47,19 @@ class RunningSet:
         self.order = order
         return slot
 
+    def is_only(self, group: ForkGroup | None) -> bool:
+        """Whether nothing runs, or nothing but the beams of this search."""
+        if self.order.size == 0:
+            return True
+        if group is None or group.search is None:
+            return False
+        return sum(beam.slot is not None for beam in group.beams) == self.order.size
+
     def leave(self, entries: Sequence[Entry]) -> None:
         """Take their slots back."""
         for entry in entries:
             assert entry.slot is not None
+            entry.candidates = None
             entry.cumulative_logprob = float(self.slots.cumulative_logprobs[entry.slot])
             self.slots.release(entry.slot)
             self.by_slot[entry.slot] = None

@@ -14,11 +14,19 @@ from numpy.typing import NDArray
 
 from pagedkv.block_manager import BlockManager
 from pagedkv.config import SchedulerConfig
-from pagedkv.records import FinishedRequest, FinishReason, ScheduledStep, no_pairs
+from pagedkv.records import (
+    Candidates,
+    FinishedRequest,
+    FinishReason,
+    Preempted,
+    ScheduledStep,
+    no_pairs,
+)
 from pagedkv.request import Request
 from pagedkv.sampling_params import check_num_forks
 from pagedkv.scheduler import invariants
 from pagedkv.scheduler.admission import Admission
+from pagedkv.scheduler.beams import Beams
 from pagedkv.scheduler.cost_model import Rates
 from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.ending import End, Ending
@@ -60,14 +68,15 @@ class Scheduler:
         self._next_seq_id = 0
         self._num_steps = 0
         self._in_flight: ScheduledStep | None = None
+        self._stalled: tuple[Preempted, ...] = ()  # since the last step
         self._admission = Admission(manager, max_model_len)
         parts = (manager, config, self._running, self._queue, self._admission)
         self._preemption = Preemption(*parts, bytes_per_block=bytes_per_block, log=self.log)
         self._starting = Starting(*parts, log=self.log)
         self._forking = Forking(manager, self._running, self._queue, self._entries)
-        self._ending = Ending(
-            manager, self._running, self._queue, self._entries, self._forking, self.log
-        )
+        shared = (manager, self._running, self._queue, self._entries, self._forking)
+        self._beams = Beams(*shared)
+        self._ending = Ending(*shared, self.log, self._beams)
 
     # -- questions ---------------------------------------------------------------------
 
@@ -116,6 +125,11 @@ class Scheduler:
             raise ValueError(
                 f"request {request.request_id!r} has priority {request.priority}, but "
                 "scheduling_policy is 'fcfs': make it 'priority', or leave the priority 0"
+            )
+        if request.num_candidates and request.num_forks > self.config.max_num_seqs:
+            raise ValueError(
+                f"request {request.request_id!r} searches with {request.num_forks} beams at once, "
+                f"but max_num_seqs is {self.config.max_num_seqs}"
             )
         self._admission.check(request)
 
@@ -194,6 +208,8 @@ class Scheduler:
         displaced = self._preemption.displace(self._num_steps) if self._queue else []
         order = self._running.order
         remaining = self.slots.num_tokens[order] - self.slots.num_computed[order]
+        if not remaining.all():  # a beam that waits for the others of its search has nothing to do
+            order, remaining = order[remaining > 0], remaining[remaining > 0]
         rows, query_lens = share_budget(order, remaining, self.config.max_num_batched_tokens)
         rows, query_lens, preempted = self._preemption.make_room(rows, query_lens, self._num_steps)
         copies = no_pairs()
@@ -209,9 +225,11 @@ class Scheduler:
             if started.copies:
                 copies = np.concatenate([copies, np.array(started.copies, dtype=np.int64)])
         if rows.size == 0:
-            if self._entries:
-                raise RuntimeError(f"{len(self._entries)} requests are left, yet none can run")
-            return None
+            if not self._entries:
+                return None
+            # Beams that wait for others of their search hold the slots or blocks these need.
+            self._stalled += (*displaced, *preempted, self._preemption.take_last(self._num_steps))
+            return self.schedule()
         if started.admitted:
             rows, query_lens = singles_first(rows, query_lens)
         reaches_end = self.slots.num_computed[rows] == self.slots.num_tokens[rows]
@@ -226,11 +244,12 @@ class Scheduler:
             num_tokens=int(query_lens.sum()),
             copies=copies,
             admitted=tuple(started.admitted),
-            preempted=(*displaced, *preempted),
+            preempted=(*self._stalled, *displaced, *preempted),
             forked=self._forking.take_in_new_slots(),
             swap_out=self._preemption.take_swapped_out(),
             swap_in=np.array(started.swap_in, dtype=np.int64) if started.swap_in else no_pairs(),
         )
+        self._stalled = ()
         return self._in_flight
 
     def _start(self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]) -> Started:
@@ -251,9 +270,10 @@ class Scheduler:
         token_ids: NDArray[np.int64],
         failed: NDArray[np.bool_] | None = None,
         logprobs: NDArray[np.float64] | None = None,
+        candidates: Candidates | None = None,
     ) -> list[FinishedRequest]:
         """Take the results of a step that ran: token_ids, failed and logprobs [num_samples],
-        aligned with step.sample_rows; logprobs where there are groups.
+        aligned with step.sample_rows; logprobs where there are groups, candidates of the beams.
 
         Computed blocks become findable, except those of failed rows, whose requests end with an
         error. Rows of requests that ended while the step ran are ignored. Returns the requests that
@@ -276,6 +296,9 @@ class Scheduler:
             alive[bad_rows] = False
             sampled_alive = alive[step.sample_rows] & ~failed
         own = sampled_alive & is_own
+        if candidates is not None:
+            self._beams.take(step, own, candidates)
+            own &= ~table.is_beam[step.slots[step.sample_rows]]
         rows = step.sample_rows[own]
         slots, new_ids = step.slots[rows], token_ids[own]
         if logprobs is not None:
@@ -306,7 +329,11 @@ class Scheduler:
         ]
         if forked is not None:
             ends += [(entry, reason, None) for entry, reason in forked.ended]
-        return self._ending.end(ends)
+        ended = self._ending.end(ends)
+        if candidates is not None:
+            done = self._beams.advance()
+            ended += self._ending.end([(beam, "length", None) for beam in done])
+        return ended
 
     def fail(self, step: ScheduledStep, error: str) -> list[FinishedRequest]:
         """A launched step did not finish: its requests end with the error, nothing of it is
@@ -316,7 +343,7 @@ class Scheduler:
         self._land(step)
         for one in step.preempted:
             entry = self._entries.get(one.request_id)
-            if entry is not None and entry.is_swapped and entry.preempted_in == self._num_steps:
+            if entry is not None and entry.is_swapped:
                 self._preemption.drop_swapped(entry, "since the step that moved them failed")
         alive = self.slots.seq_ids[step.slots] == step.seq_ids
         return self._ending.end(

@@ -36,6 +36,7 @@ class SlotTable:
         self.max_len = np.zeros(max_num_seqs, dtype=np.int64)  # prompt_len + max_tokens
         self.draws = np.zeros(max_num_seqs, dtype=np.int64)  # k of fork k
         # Tokens to draw for a row that reaches its end: several where a prompt is to be forked.
+        self.is_beam = np.zeros(max_num_seqs, dtype=np.bool_)
         self.num_answers = np.ones(max_num_seqs, dtype=np.int64)
         self.cumulative_logprobs = np.zeros(max_num_seqs, dtype=np.float64)
         self.ranks = np.zeros(max_num_seqs, dtype=np.int64)
@@ -70,6 +71,7 @@ class SlotTable:
         self.max_len[slot] = request.prompt_len + request.max_tokens
         self.draws[slot] = request.draw
         self.num_answers[slot] = 1
+        self.is_beam[slot] = request.sampling_params.beam_width is not None
         self.cumulative_logprobs[slot] = 0.0
         self.ranks[slot] = rank
         self.priorities[slot] = request.priority

@@ -93,7 +93,7 @@ class Starting:
         """Whether it cannot start now, for a reason that is noted."""
         if entry.preempted_in == num_step:
             return True
-        if not self._admission.has_room(entry, promised, num_running=len(self._running)):
+        if not self._admission.has_room(entry, promised, num_running=self._num_others(entry)):
             self._log.note(
                 entry.request,
                 "waits",
@@ -160,6 +160,12 @@ class Starting:
         started.admitted.append(Admitted(entry.request, slot, num_held, is_resumed=True))
         self._log.note(entry.request, "resumed", num_blocks=len(pairs), num_tokens=num_held)
         return query_len
+
+    def _num_others(self, entry: Entry) -> int:
+        """Running sequences beside which it must leave room to grow. Not those of its own search:
+        beams wait for each other, and fit together.
+        """
+        return 0 if self._running.is_only(entry.group) else len(self._running)
 
     def _worst(self, entry: Entry) -> int:
         return self._admission.worst_case(entry.request) if entry.is_reserved else 0
