@@ -11,7 +11,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import __version__, setup
+
+if int(__version__.split(".")[0]) < 77:  # older ones cannot read pyproject.toml's licence
+    raise SystemExit(
+        f"pagedkv needs setuptools >= 77 to build, but {__version__} is installed: "
+        "pip install -U setuptools"
+    )
 
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))
 import build_extensions

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from pagedkv import LLM
 from pagedkv.engine.loading import named_eos, resolve_dtype
 
 
@@ -51,3 +55,13 @@ def test_generation_config_may_name_one_end_token_several_or_none() -> None:
     for junk in ("7", [1, None], -1, True, 1.5):
         with pytest.raises(ValueError, match="eos_token_id must be ids of tokens"):
             named_eos({"eos_token_id": junk})
+
+
+def test_an_unsupported_architecture_is_named_before_anything_else_is_missed(
+    tmp_path: Path,
+) -> None:
+    config = {"architectures": ["GPT2LMHeadModel"], "torch_dtype": "int8"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"GPT2LMHeadModel is not supported; .* LlamaForCausalLM"):
+        LLM(str(tmp_path))

@@ -11,7 +11,7 @@ import torch
 from pagedkv.config import EngineConfig
 from pagedkv.engine.model_runner import Model
 from pagedkv.kv_cache import CacheShape
-from pagedkv.models import load_model
+from pagedkv.models import ModelConfig, load_model
 from pagedkv.text import Tokenizer, load_tokenizer
 from pagedkv.weights import open_checkpoint
 
@@ -45,6 +45,8 @@ def load(config: EngineConfig) -> LoadedModel:
             or max_model_len above what the model allows.
     """
     checkpoint = open_checkpoint(config.model)
+    # First of all: a model that is not supported is told as such, whatever else it lacks.
+    ModelConfig.from_dict(checkpoint.config)
     dtype = resolve_dtype(config.dtype, checkpoint.config)
     tokenizer = load_tokenizer(checkpoint.tokenizer_source)
     model = load_model(
