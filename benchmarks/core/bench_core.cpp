@@ -103,29 +103,25 @@ void bench_cycle(std::int64_t num_blocks, bool is_cached) {
     std::abort();  // measured the wrong thing
 }
 
-// A prompt of 128k tokens whose blocks are all cached, shuffled over the pool, among as many others
-// as fit.
-void bench_match(std::int64_t num_blocks) {
-  constexpr std::int64_t kLen = 131072;
-  if (num_blocks < 2 * kLen / kBlockSize) return;
-  BlockManager manager({.num_blocks = num_blocks, .block_size = kBlockSize, .shuffle_seed = 3});
-  std::mt19937 random(4);
-  std::vector<std::vector<TokenId>> prompts;
-  const std::int64_t num_prompts = std::min<std::int64_t>(num_blocks / (kLen / kBlockSize), 16);
-  for (SeqId id = 0; id < num_prompts; ++id) {
-    prompts.push_back(draw_tokens(random, kLen));
-    manager.allocate(id, prompts.back());
-    manager.publish(id, {}, kLen);
-    manager.free(id);
-  }
-  std::vector<double> times;
-  for (const std::vector<TokenId>& prompt : prompts) {
-    const double start = now_us();
-    const std::int64_t num_cached = manager.match(prompt);
-    times.push_back(now_us() - start);
-    if (num_cached != kLen - kBlockSize) std::abort();
-  }
-  std::printf("match_128k\t%.1f\tus\n", median(times));
+// Latency of one access to memory that no cache holds: a walk along one random cycle through 256
+// MiB.
+void bench_memory_latency() {
+  constexpr std::size_t kNumLines = std::size_t{1} << 22;
+  struct alignas(64) Line {
+    std::size_t next;
+  };
+  HugeVector<Line> lines(kNumLines);
+  std::vector<std::size_t> order(kNumLines);
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937_64 random(5);
+  std::shuffle(order.begin(), order.end(), random);
+  for (std::size_t i = 0; i < kNumLines; ++i) lines[order[i]].next = order[(i + 1) % kNumLines];
+  constexpr int kNumSteps = 2'000'000;
+  std::size_t at = 0;
+  const double start = now_us();
+  for (int i = 0; i < kNumSteps; ++i) at = lines[at].next;
+  const double took = now_us() - start;
+  std::printf("memory_latency\t%.4f\tus\n", took / kNumSteps + static_cast<double>(at % 2) * 1e-9);
 }
 
 }  // namespace
@@ -140,5 +136,5 @@ int main(int num_arguments, char** arguments) {
   }
   bench_cycle(num_blocks, false);
   bench_cycle(num_blocks, true);
-  bench_match(num_blocks);
+  bench_memory_latency();
 }

@@ -21,6 +21,13 @@ py::array as_array(py::handle value, const char* name) {
   return converted;
 }
 
+// Whether the elements are native T; as array_t's check, without asking NumPy's registry for T.
+template <class T>
+bool holds(const py::array& array) {
+  const py::dtype dtype = array.dtype();
+  return dtype.kind() == 'i' && dtype.itemsize() == sizeof(T) && dtype.byteorder() == '=';
+}
+
 [[noreturn]] void refuse_value(const char* name, py::ssize_t index, const std::string& value,
                                std::int64_t low, std::int64_t high) {
   throw py::value_error(std::string(name) + "[" + std::to_string(index) + "] must be between " +
@@ -63,7 +70,7 @@ IntegerArray<T>::IntegerArray(py::handle value, const char* name) {
     throw py::type_error(std::string(name) + " must be an array of integers, got dtype " +
                          std::string(py::str(array.dtype())));
   }
-  if (!py::isinstance<py::array_t<T, py::array::c_style>>(array)) {
+  if (!holds<T>(array) || (array.flags() & py::array::c_style) == 0) {
     if (kind == 'u' && array.itemsize() == 8) {
       const auto wide = py::array_t<std::uint64_t, py::array::c_style>::ensure(array);
       const auto high = static_cast<std::uint64_t>(std::numeric_limits<T>::max());
@@ -105,10 +112,11 @@ template class IntegerArray<std::int64_t>;
 
 template <class T>
 py::array_t<T> to_buffer(py::handle value, const char* name, int num_dimensions) {
-  const std::string wanted =
-      std::string(name) + " must be a writable NumPy array or torch CPU tensor of " +
-      std::string(py::str(py::dtype::of<T>())) + " with " + std::to_string(num_dimensions) +
-      (num_dimensions == 1 ? " dimension" : " dimensions") + " and a contiguous last one";
+  const auto wanted = [&] {
+    return std::string(name) + " must be a writable NumPy array or torch CPU tensor of " +
+           std::string(py::str(py::dtype::of<T>())) + " with " + std::to_string(num_dimensions) +
+           (num_dimensions == 1 ? " dimension" : " dimensions") + " and a contiguous last one";
+  };
   py::array array;
   if (py::isinstance<py::array>(value)) {
     array = py::reinterpret_borrow<py::array>(value);
@@ -118,18 +126,17 @@ py::array_t<T> to_buffer(py::handle value, const char* name, int num_dimensions)
     if (!array || reinterpret_cast<std::uintptr_t>(array.data()) !=
                       py::cast<std::uintptr_t>(value.attr("data_ptr")())) {
       PyErr_Clear();
-      throw py::value_error(wanted + ", got a " + type_name(value) +
+      throw py::value_error(wanted() + ", got a " + type_name(value) +
                             " whose memory cannot be shared");
     }
   } else {
-    throw py::type_error(wanted + ", got " + type_name(value));
+    throw py::type_error(wanted() + ", got " + type_name(value));
   }
   const bool is_contiguous =
       array.ndim() > 0 &&
       (array.shape(array.ndim() - 1) <= 1 || array.strides(array.ndim() - 1) == array.itemsize());
-  if (!py::isinstance<py::array_t<T>>(array) || array.ndim() != num_dimensions ||
-      !array.writeable() || !is_contiguous) {
-    throw py::value_error(wanted + ", got " + std::string(py::str(array.dtype())) + " with " +
+  if (!holds<T>(array) || array.ndim() != num_dimensions || !array.writeable() || !is_contiguous) {
+    throw py::value_error(wanted() + ", got " + std::string(py::str(array.dtype())) + " with " +
                           std::to_string(array.ndim()) + " dimensions" +
                           (array.writeable() ? "" : ", read-only") +
                           (is_contiguous ? "" : ", with strides"));

@@ -17,16 +17,21 @@ void check_same_size(const char* name, std::size_t got, std::size_t num_ids) {
 
 }  // namespace
 
-void BlockManager::resolve(std::span<const SeqId> ids) const {
-  const std::uint64_t mark = ++last_mark_;
+void BlockManager::begin_batch(std::size_t num_ids) const {
+  if (marks_.size() < sequences_.num_slots()) marks_.resize(sequences_.num_slots());
+  ++last_mark_;
   slots_.clear();
+  slots_.reserve(num_ids);
+}
+
+void BlockManager::resolve(std::span<const SeqId> ids) const {
+  begin_batch(ids.size());
   for (const SeqId id : ids) {
     const std::int32_t slot = sequences_.slot(id);
-    const Sequence& sequence = sequences_.at(slot);
-    if (sequence.batch_mark == mark) {
+    __builtin_prefetch(&sequences_.at(slot));
+    if (!is_first_in_batch(slot)) {
       throw std::invalid_argument("seq_id " + std::to_string(id) + " stands twice in one batch");
     }
-    sequence.batch_mark = mark;
     slots_.push_back(slot);
   }
 }
@@ -168,17 +173,15 @@ void BlockManager::fork_batch(std::span<const SeqId> parents, std::span<const Se
 }
 
 void BlockManager::free_batch(std::span<const SeqId> ids) {
-  const std::uint64_t mark = ++last_mark_;
-  slots_.clear();
+  begin_batch(ids.size());
   for (const SeqId id : ids) {
-    if (sequences_.was_freed(id))
+    if (sequences_.was_freed(id)) {
       throw DoubleFree("seq_id " + std::to_string(id) + " was freed before");
+    }
     const std::int32_t slot = sequences_.slot(id);
-    const Sequence& sequence = sequences_.at(slot);
-    if (sequence.batch_mark == mark) {
+    if (!is_first_in_batch(slot)) {
       throw DoubleFree("seq_id " + std::to_string(id) + " stands twice in one batch to free");
     }
-    sequence.batch_mark = mark;
     slots_.push_back(slot);
   }
   for (const std::int32_t slot : slots_) {

@@ -7,9 +7,10 @@
 
 namespace pagedkv {
 
-void BlockManager::publish_batch(std::span<const SeqId> ids, std::span<const TokenId> tokens,
+// Throws, or the batch can be published. Leaves the sequences' slots in slots_.
+void BlockManager::check_publish(std::span<const SeqId> ids, std::span<const TokenId> tokens,
                                  std::span<const std::int64_t> counts,
-                                 std::span<const std::int64_t> num_computed) {
+                                 std::span<const std::int64_t> num_computed) const {
   if (counts.size() != ids.size() || num_computed.size() != ids.size()) {
     throw std::invalid_argument("counts has " + std::to_string(counts.size()) +
                                 " and num_computed_tokens " + std::to_string(num_computed.size()) +
@@ -25,6 +26,7 @@ void BlockManager::publish_batch(std::span<const SeqId> ids, std::span<const Tok
                                   std::to_string(counts[i]));
     }
     num_left -= counts[i];
+    __builtin_prefetch(sequence.tokens.data() + sequence.tokens.size(), 1);  // will be written
     const std::int64_t num_known = sequence.num_known + counts[i];
     if (num_known > kMaxSeqLen) {
       throw std::invalid_argument("seq_id " + std::to_string(ids[i]) + " would know " +
@@ -51,6 +53,14 @@ void BlockManager::publish_batch(std::span<const SeqId> ids, std::span<const Tok
                                   std::to_string(tokens[i]) + "; ids are not negative");
     }
   }
+}
+
+void BlockManager::publish_batch(std::span<const SeqId> ids, std::span<const TokenId> tokens,
+                                 std::span<const std::int64_t> counts,
+                                 std::span<const std::int64_t> num_computed) {
+  check_publish(ids, tokens, counts, num_computed);
+  due_.clear();
+  due_.reserve(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     Sequence& sequence = sequences_.at(slots_[i]);
     const std::size_t size = sequence.tokens.size() + static_cast<std::size_t>(counts[i]);
@@ -63,39 +73,78 @@ void BlockManager::publish_batch(std::span<const SeqId> ids, std::span<const Tok
     Sequence& sequence = sequences_.at(slots_[i]);
     sequence.num_known += counts[i];
     if (sequence.can_publish) {
-      sequence.tokens.insert(sequence.tokens.end(), next, next + counts[i]);
-      // Most calls of a decoding sequence end here, without a division.
+      if (counts[i] == 1) {
+        sequence.tokens.push_back(*next);
+      } else {
+        sequence.tokens.insert(sequence.tokens.end(), next, next + counts[i]);
+      }
+      // A decoding sequence completes a block now and then; seen without a division.
       if (num_computed[i] >= (sequence.num_published + std::int64_t{1}) * block_size_) {
-        publish_blocks(sequence, num_computed[i] / block_size_);
+        due_.push_back(i);
+        const std::int32_t at = sequence.num_published;
+        if (at > 0 && sequence.table[at - 1] >= 0) cache_->prefetch(sequence.table[at - 1]);
       }
     }
     next += counts[i];
   }
+  publish_due(num_computed);
 }
 
-// Publishes the blocks [num_published, num_full) as far as they are in the pool.
-void BlockManager::publish_blocks(Sequence& sequence, std::int64_t num_full) {
-  PrefixCache::Run run;
-  while (sequence.num_published < num_full && sequence.can_publish) {
+// Publishes the rows due_, some at a time: first the hashes of each one's next blocks, which bring
+// the memory they lead to on its way, then the blocks.
+void BlockManager::publish_due(std::span<const std::int64_t> num_computed) {
+  constexpr std::size_t kGroup = 16;
+  PrefixCache::Run runs[kGroup];
+  for (std::size_t begin = 0; begin < due_.size(); begin += kGroup) {
+    const std::span<const std::size_t> group(due_.data() + begin,
+                                             std::min(kGroup, due_.size() - begin));
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      const Sequence& sequence = sequences_.at(slots_[group[i]]);
+      runs[i].num_blocks = prepare_run(sequence, num_computed[group[i]] / block_size_, runs[i]);
+    }
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      Sequence& sequence = sequences_.at(slots_[group[i]]);
+      publish_blocks(sequence, num_computed[group[i]] / block_size_, runs[i]);
+    }
+  }
+}
+
+// Prepares the next blocks that can be published; returns how many. None if the chain is broken, or
+// the next block is on the CPU: it is published after swap_in.
+std::int32_t BlockManager::prepare_run(const Sequence& sequence, std::int64_t num_full,
+                                       PrefixCache::Run& run) const {
+  const std::int32_t first = sequence.num_published;
+  const NodeId parent = first == 0 ? sequence.root : sequence.table[first - 1];
+  if (first > 0 && (parent < 0 || !cache_->is_published(parent))) return 0;
+  const auto wanted =
+      static_cast<std::int32_t>(std::min<std::int64_t>(num_full - first, PrefixCache::kMaxRun));
+  std::int32_t num_blocks = 0;
+  while (num_blocks < wanted && sequence.table[first + num_blocks] >= 0) {
+    cache_->prefetch(sequence.table[first + num_blocks]);
+    cache_->prefetch_row(sequence.table[first + num_blocks]);
+    ++num_blocks;
+  }
+  cache_->prepare(parent, sequence.tokens.data() + sequence.tokens_begin, num_blocks, run);
+  return num_blocks;
+}
+
+// Publishes the blocks [num_published, num_full) as far as they are in the pool. run is prepared.
+void BlockManager::publish_blocks(Sequence& sequence, std::int64_t num_full,
+                                  PrefixCache::Run& run) {
+  while (sequence.can_publish && run.num_blocks > 0) {
     const std::int32_t first = sequence.num_published;
     NodeId parent = first == 0 ? sequence.root : sequence.table[first - 1];
-    if (parent >= 0 && !cache_->is_published(parent)) {
-      stop_publishing(sequence);
-      return;
-    }
-    const auto wanted =
-        static_cast<std::int32_t>(std::min<std::int64_t>(num_full - first, PrefixCache::kMaxRun));
-    std::int32_t num_blocks = 0;
-    while (num_blocks < wanted && sequence.table[first + num_blocks] >= 0) {
-      cache_->prefetch(sequence.table[first + num_blocks]);
-      cache_->prefetch_row(sequence.table[first + num_blocks]);
-      ++num_blocks;
-    }
-    if (num_blocks == 0) break;  // on the CPU; it is published after swap_in
-    cache_->prepare(parent, sequence.tokens.data() + sequence.tokens_begin, num_blocks, run);
-    for (std::int32_t i = 0; i < num_blocks && sequence.can_publish; ++i) {
+    for (std::int32_t i = 0; i < run.num_blocks && sequence.can_publish; ++i) {
       parent = publish_block(sequence, parent, run.keys[i]);
     }
+    run.num_blocks = sequence.num_published < num_full && sequence.can_publish
+                         ? prepare_run(sequence, num_full, run)
+                         : 0;
+  }
+  if (sequence.can_publish && sequence.num_published < num_full &&
+      sequence.table[sequence.num_published] >= 0) {
+    stop_publishing(sequence);  // what lies before has been forgotten
+    return;
   }
   // Cut off what is published once it is the larger part: each token moves at most once on average.
   if (2 * sequence.tokens_begin >= sequence.tokens.size()) {

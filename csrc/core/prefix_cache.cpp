@@ -114,7 +114,10 @@ void PrefixCache::prepare(NodeId parent, const TokenId* tokens, std::int32_t num
     key = run.keys[i] = block_key(key, tokens + static_cast<std::size_t>(i) * block_size_);
     __builtin_prefetch(&places_[key.low & place_mask_]);
   }
-  for (std::int32_t i = 0; i < num_blocks; ++i) {
+}
+
+void PrefixCache::prefetch_found(const Run& run) const {
+  for (std::int32_t i = 0; i < run.num_blocks; ++i) {
     const Place& place = places_[run.keys[i].low & place_mask_];
     if (place.block == kNoNode) continue;
     prefetch(place.block);
@@ -152,6 +155,7 @@ void PrefixCache::match(std::string_view extra_key, std::span<const TokenId> tok
         static_cast<std::int32_t>(std::min<std::int64_t>(num_wanted, max_blocks - done));
     const TokenId* at = tokens.data() + done * block_size_;
     prepare(parent, at, num_blocks, run);
+    prefetch_found(run);
     for (std::int32_t i = 0; i < num_blocks; ++i) {
       const auto found = find(parent, run.keys[i], at + static_cast<std::size_t>(i) * block_size_);
       if (!found) return;

@@ -56,34 +56,40 @@ void StepTables::check_writable(const Sequence& sequence, std::int64_t first_pos
   }
 }
 
-void StepTables::plan_row(std::size_t i, SeqId id, std::int64_t query_len, std::int64_t slot,
-                          const StepBuffers& buffers) {
-  const std::int64_t num_slots = std::min(max_num_slots_, buffers.num_block_table_rows);
+// Finds the sequence of row i and refuses a slot or a sequence that stands twice.
+void StepTables::find_row(std::size_t i, SeqId id, std::int64_t slot, std::int64_t num_slots) {
   if (slot < 0 || slot >= num_slots) {
     refuse("slots[" + std::to_string(i) + "] must be between 0 and " +
            std::to_string(num_slots - 1) + ", got " + std::to_string(slot));
   }
   const std::int32_t sequence_slot = manager_.sequences().slot(id);
+  const Sequence& sequence = manager_.sequences().at(sequence_slot);
+  __builtin_prefetch(&sequence);
   std::uint64_t& slot_mark = slot_marks_[static_cast<std::size_t>(slot)];
   std::uint64_t& sequence_mark = sequence_marks_[static_cast<std::size_t>(sequence_slot)];
   if (slot_mark == last_mark_) refuse("slot " + std::to_string(slot) + " stands twice in one step");
-  if (sequence_mark == last_mark_)
+  if (sequence_mark == last_mark_) {
     refuse("seq_id " + std::to_string(id) + " stands twice in one step");
+  }
   slot_mark = sequence_mark = last_mark_;
-  const Sequence& sequence = manager_.sequences().at(sequence_slot);
+  rows_[i].sequence = &sequence;
+}
+
+void StepTables::check_row(std::size_t i) const {
+  const Sequence& sequence = *rows_[i].sequence;
+  const std::int64_t query_len = rows_[i].query_len;
+  const auto name = [&] { return "seq_id " + std::to_string(sequence.id); };
   if (query_len < 0 || query_len > sequence.num_tokens) {
     refuse("query_lens[" + std::to_string(i) + "] must be between 0 and the " +
-           std::to_string(sequence.num_tokens) + " tokens of seq_id " + std::to_string(id) +
-           ", got " + std::to_string(query_len));
+           std::to_string(sequence.num_tokens) + " tokens of " + name() + ", got " +
+           std::to_string(query_len));
   }
-  if (sequence.is_swapped)
-    refuse("seq_id " + std::to_string(id) + " is swapped out; it cannot be in a step");
+  if (sequence.is_swapped) refuse(name() + " is swapped out; it cannot be in a step");
   if (static_cast<std::int64_t>(sequence.table.size()) > max_num_blocks_) {
-    refuse("seq_id " + std::to_string(id) + " has " + std::to_string(sequence.table.size()) +
+    refuse(name() + " has " + std::to_string(sequence.table.size()) +
            " blocks, the tables hold max_num_blocks = " + std::to_string(max_num_blocks_));
   }
   if (query_len > 0) check_writable(sequence, sequence.num_tokens - query_len);
-  rows_.push_back({.sequence = &sequence, .query_len = query_len});
 }
 
 std::int64_t StepTables::plan(std::span<const SeqId> ids, std::span<const std::int64_t> query_lens,
@@ -101,11 +107,30 @@ std::int64_t StepTables::plan(std::span<const SeqId> ids, std::span<const std::i
   if (sequence_marks_.size() < manager_.sequences().num_slots()) {
     sequence_marks_.resize(manager_.sequences().num_slots());
   }
-  rows_.clear();
-  std::int64_t num_tokens = 0;
+  const std::int64_t num_slots = std::min(max_num_slots_, buffers.num_block_table_rows);
+  rows_.resize(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    plan_row(i, ids[i], query_lens[i], slots[i], buffers);
-    num_tokens += query_lens[i];
+    find_row(i, ids[i], slots[i], num_slots);
+    rows_[i].query_len = query_lens[i];
+  }
+  // Each check follows sequence -> end of its table -> that block's record; two walkers ahead of it
+  // fetch them, so that the misses of different rows overlap.
+  constexpr std::size_t kFar = 16;
+  constexpr std::size_t kNear = 8;
+  std::int64_t num_tokens = 0;
+  for (std::size_t i = 0; i < ids.size() + kFar; ++i) {
+    if (i < ids.size()) {
+      const std::vector<BlockId>& table = rows_[i].sequence->table;
+      __builtin_prefetch(table.data() + table.size() - 1);
+    }
+    if (i >= kFar - kNear && i - (kFar - kNear) < ids.size()) {
+      const std::vector<BlockId>& table = rows_[i - (kFar - kNear)].sequence->table;
+      if (!table.empty() && table.back() >= 0) manager_.prefetch(table.back());
+    }
+    if (i >= kFar) {
+      check_row(i - kFar);
+      num_tokens += query_lens[i - kFar];
+    }
   }
   if (num_tokens > kMaxSeqLen) {
     refuse("the step has " + std::to_string(num_tokens) + " tokens, at most " +

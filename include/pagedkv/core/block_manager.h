@@ -39,6 +39,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pagedkv/core/block_allocator.h"
@@ -148,6 +149,8 @@ class BlockManager {
   const SequenceTable& sequences() const { return sequences_; }
   std::int32_t ref_count(BlockId block) const { return pool_.ref_count(block); }
   BlockState state(BlockId block) const { return pool_.state(block); }
+  // Brings a block's record into the CPU cache ahead of ref_count().
+  void prefetch(BlockId block) const { pool_.prefetch(block); }
   // Throws InvariantViolation naming the invariant.
   void check_invariants() const;
 
@@ -180,12 +183,24 @@ class BlockManager {
   // Slots of a batch's sequences, each of which must live and stand once; kept in slots_ until the
   // next batch.
   void resolve(std::span<const SeqId> ids) const;
+  // Whether the batch that began with ++last_mark_ names this slot for the first time.
+  bool is_first_in_batch(std::int32_t slot) const {
+    std::uint64_t& mark = marks_[static_cast<std::size_t>(slot)];
+    return std::exchange(mark, last_mark_) != last_mark_;
+  }
+  void begin_batch(std::size_t num_ids) const;
   std::int64_t plan_append(std::span<const SeqId> ids, std::span<const std::int64_t> counts) const;
   std::int64_t num_copies_of_shared() const;
   void release_table(Sequence& sequence);
 
   // block_manager_publish.cpp
-  void publish_blocks(Sequence& sequence, std::int64_t num_full);
+  void check_publish(std::span<const SeqId> ids, std::span<const TokenId> tokens,
+                     std::span<const std::int64_t> counts,
+                     std::span<const std::int64_t> num_computed) const;
+  void publish_due(std::span<const std::int64_t> num_computed);
+  std::int32_t prepare_run(const Sequence& sequence, std::int64_t num_full,
+                           PrefixCache::Run& run) const;
+  void publish_blocks(Sequence& sequence, std::int64_t num_full, PrefixCache::Run& run);
   BlockId publish_block(Sequence& sequence, NodeId parent, const Hash128& key);
   void stop_publishing(Sequence& sequence);
 
@@ -207,11 +222,14 @@ class BlockManager {
   std::vector<BlockId> evicted_;             // what take_evicted returns; capacity num_blocks
   std::vector<bool> is_in_evicted_;          // [num_blocks]
   std::uint64_t last_stamp_ = 0;             // of Sequence::table_stamp
-  mutable std::uint64_t last_mark_ = 0;      // of Sequence::batch_mark
   mutable std::uint64_t last_version_ = 0;   // of Snapshot::version
   mutable std::vector<std::int32_t> slots_;  // scratch of the batch calls
-  mutable std::vector<BlockId> blocks_;      // scratch
-  std::int64_t num_tokens_ = 0;              // positions held in pool blocks, each block once
+  // By slot: the last batch call that named its sequence, which finds duplicates.
+  mutable std::vector<std::uint64_t> marks_;
+  mutable std::uint64_t last_mark_ = 0;
+  std::vector<std::size_t> due_;         // scratch: rows of a publish that complete a block
+  mutable std::vector<BlockId> blocks_;  // scratch
+  std::int64_t num_tokens_ = 0;          // positions held in pool blocks, each block once
   std::int64_t num_queries_ = 0;
   std::int64_t num_hits_ = 0;
   std::int64_t num_evictions_ = 0;

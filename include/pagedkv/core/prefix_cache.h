@@ -72,8 +72,10 @@ class PrefixCache {
     std::int32_t num_blocks = 0;
   };
   // Keys of the first num_blocks <= kMaxRun blocks of tokens [num_blocks * block_size] below
-  // parent, prefetched.
+  // parent; their places in the table are prefetched.
   void prepare(NodeId parent, const TokenId* tokens, std::int32_t num_blocks, Run& run) const;
+  // For a run that is expected to be found: prefetches the blocks that stand in its places.
+  void prefetch_found(const Run& run) const;
   // The published block with these tokens below this parent.
   std::optional<BlockId> find(NodeId parent, const Hash128& key, const TokenId* tokens) const;
   // Publishes block. REQUIRES: find() has no answer, block is not published, parent is a root or

@@ -18,23 +18,30 @@
 
 namespace pagedkv {
 
-struct Sequence {
+// The first cache line has what every step looks at; a step of a thousand sequences visits each
+// three times.
+struct alignas(64) Sequence {
   SeqId id = 0;
-  mutable std::uint64_t batch_mark = 0;  // the last batch call that named it: finds duplicates
-  std::uint64_t table_stamp =
-      0;  // unique over all tables ever; new when an entry changes that was there before
-  std::int64_t num_tokens = 0;  // positions held, computed or not
-  std::int64_t num_known = 0;   // leading token ids that have been given to allocate and publish
-  std::int32_t num_unused = 0;  // free positions in the last block
-  std::int32_t num_published =
-      0;  // leading blocks that are published; the next one to publish has this index
-  std::vector<BlockId>
-      table;  // logical block -> block id; while swapped out, -1 - block id of the CPU pool
-  bool may_share_last = false;  // false only if the last block has no other holder
+  // Logical block -> block id; while swapped out, -1 - block id of the CPU pool.
+  std::vector<BlockId> table;
+  // Positions held, computed or not.
+  std::int64_t num_tokens = 0;
+  // Unique over all tables ever; new when an entry changes that was there before.
+  std::uint64_t table_stamp = 0;
+  // Free positions in the last block.
+  std::int32_t num_unused = 0;
+  // Leading blocks that are published; the next one to publish has this index.
+  std::int32_t num_published = 0;
+  // Of the prefix cache, if can_publish was ever true.
+  NodeId root = kNoNode;
+  // False only if the last block has no other holder.
+  bool may_share_last = false;
   bool is_swapped = false;
-  bool can_publish =
-      false;  // false without prefix caching, and once the chain of published blocks is broken
-  NodeId root = kNoNode;  // of the prefix cache, if can_publish was ever true
+  // False without prefix caching, and once the chain of published blocks is broken.
+  bool can_publish = false;
+
+  // Leading token ids that have been given to allocate and publish.
+  std::int64_t num_known = 0;
   // Known ids that are not in published blocks: those from position num_published * block_size on
   // are tokens[tokens_begin..]. What lies before tokens_begin is published and waits to be cut off.
   std::size_t tokens_begin = 0;

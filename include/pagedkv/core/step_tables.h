@@ -85,8 +85,8 @@ class StepTables {
 
   std::int64_t plan(std::span<const SeqId> ids, std::span<const std::int64_t> query_lens,
                     std::span<const std::int64_t> slots, const StepBuffers& buffers);
-  void plan_row(std::size_t i, SeqId id, std::int64_t query_len, std::int64_t slot,
-                const StepBuffers& buffers);
+  void find_row(std::size_t i, SeqId id, std::int64_t slot, std::int64_t num_rows);
+  void check_row(std::size_t i) const;
   void check_writable(const Sequence& sequence, std::int64_t first_position) const;
   Buffer& buffer_at(const BlockId* address, std::int64_t stride);
 
