@@ -75,6 +75,9 @@ class KVCache:
     Not initialised: a slot that was never written holds anything, NaN included, and attention
     never lets it through. cpu_tensor has the same shape but num_cpu_blocks blocks, pinned where
     the cache is on a GPU: swapped-out blocks.
+
+    Raises:
+        ValueError: they do not fit in memory; it names the option that sized them.
     """
 
     def __init__(
@@ -83,20 +86,20 @@ class KVCache:
         self.num_cpu_blocks = num_cpu_blocks
         self.bytes_per_block = shape.bytes_per_token * block_size
 
-        def empty(num_blocks: int, *, pin_memory: bool = False) -> torch.Tensor:
-            return torch.empty(
-                shape.num_layers,
-                2,
-                num_blocks,
-                shape.num_kv_heads,
-                block_size,
-                shape.head_dim,
-                dtype=shape.dtype,
-                pin_memory=pin_memory,
-            )
+        def empty(num_blocks: int, options: str, *, pin_memory: bool = False) -> torch.Tensor:
+            sizes = (num_blocks, shape.num_kv_heads, block_size, shape.head_dim)
+            try:
+                return torch.empty(
+                    shape.num_layers, 2, *sizes, dtype=shape.dtype, pin_memory=pin_memory
+                )
+            except RuntimeError as error:
+                raise ValueError(
+                    f"{num_blocks} blocks of {self.bytes_per_block} bytes do not fit in memory: "
+                    f"lower {options}"
+                ) from error
 
-        self.tensor = empty(num_blocks)
-        self.cpu_tensor = empty(num_cpu_blocks, pin_memory=self.tensor.is_cuda)
+        self.tensor = empty(num_blocks, "num_gpu_blocks_override or kv_cache_memory_bytes")
+        self.cpu_tensor = empty(num_cpu_blocks, "swap_space", pin_memory=self.tensor.is_cuda)
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = [
             (layer[0], layer[1]) for layer in self.tensor
         ]

@@ -211,3 +211,10 @@ def test_swap_options_reach_the_engine(run: Any) -> None:
     swapped = run(*base, *swap)
     assert "its blocks move to the CPU (preemption_mode is swap)" in swapped.err
     assert swapped.out == run(*base).out
+
+
+def test_an_answer_that_nobody_could_read_is_an_error() -> None:
+    command = f"{sys.executable} -c 'from pagedkv.cli import main; main([\"draw\"])' >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "standard output is closed" in done.stderr

@@ -85,3 +85,10 @@ def test_copy_on_write_pairs_run_before_the_step_writes() -> None:
     for seq_id, expected in enumerate(token_ids.tolist()):
         table = torch.from_numpy(manager.block_table(seq_id)).long()
         assert cache.layers[0][0][table].reshape(-1)[:7].tolist() == expected
+
+
+def test_a_pool_beyond_memory_names_the_option_that_sized_it() -> None:
+    with pytest.raises(ValueError, match="do not fit in memory: lower num_gpu_blocks_override"):
+        KVCache(SHAPE, 2**40, 16)
+    with pytest.raises(ValueError, match="do not fit in memory: lower swap_space"):
+        KVCache(SHAPE, 1, 16, num_cpu_blocks=2**40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_model import load_fake
@@ -146,3 +147,9 @@ def test_priorities_are_one_for_each_prompt_and_decide_the_order(
 def test_a_priority_without_the_policy_is_refused(llm: LLM) -> None:
     with pytest.raises(ValueError, match="scheduling_policy is 'fcfs'"):
         llm.generate(["a"], GREEDY, priority=[1])
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"a": 1}, b"bytes"])
+def test_prompts_of_another_kind_are_refused_by_name(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(TypeError, match=f"a list of token ids.*got {type(prompts).__name__}"):
+        llm.generate(prompts, GREEDY)

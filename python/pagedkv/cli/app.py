@@ -50,6 +50,9 @@ def _root(
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit. args: without the program's name; None: sys.argv's."""
+    if sys.stdout is None:  # closed by the caller: an answer would go nowhere, unnoticed
+        print("pagedkv: error: standard output is closed", file=sys.stderr)
+        sys.exit(1)
     try:
         app(args=None if args is None else list(args))
     except KeyboardInterrupt:

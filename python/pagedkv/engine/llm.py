@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,11 @@ class LLM:
         Raises:
             ValueError, TypeError: something is wrong with one of them; none was run then.
         """
+        if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
+            raise TypeError(
+                "prompts must be a text, a list of token ids, or a list of these, "
+                f"got {type(prompts).__name__} {prompts!r}"
+            )
         batch = [prompts] if _is_single(prompts) else list(prompts)
         params = _params_for(len(batch), sampling_params)
         return self._run(
