@@ -68,9 +68,10 @@ inline void load_queries(const PagedAttentionParams& p, const AttentionTask& tas
   }
 }
 
-// f(key, row of key, row of value) for keys [begin, end) of the task's sequence.
+// f(key, row of the key, row of its value, count) for runs of keys that follow one another in a
+// block, over keys [begin, end) of the task's sequence.
 template <class Stored, class F>
-inline void for_each_key(const PagedAttentionParams& p, const AttentionTask& task, int64_t begin,
+inline void for_each_run(const PagedAttentionParams& p, const AttentionTask& task, int64_t begin,
                          int64_t end, const F& f) {
   const ConstKvCache& cache = p.cache;
   const int32_t* table = p.block_tables + task.table_seq * p.block_tables_stride;
@@ -81,12 +82,17 @@ inline void for_each_key(const PagedAttentionParams& p, const AttentionTask& tas
   int64_t offset = begin % cache.block_size;
   for (int64_t j = begin; j < end; ++block, offset = 0) {
     const int64_t id = table[block];
-    const Stored* key = keys + id * cache.key_stride_block;
-    const Stored* value = values + id * cache.value_stride_block;
-    for (; offset < cache.block_size && j < end; ++offset, ++j) {
-      f(j, key + offset * cache.key_stride_token, value + offset * cache.value_stride_token);
-    }
+    const int64_t rest = cache.block_size - offset;
+    const int64_t count = rest < end - j ? rest : end - j;
+    f(j, keys + id * cache.key_stride_block + offset * cache.key_stride_token,
+      values + id * cache.value_stride_block + offset * cache.value_stride_token, count);
+    j += count;
   }
+}
+
+template <class Stored>
+inline void point_to_run(const void** rows, const Stored* first, int64_t stride, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) rows[i] = first + i * stride;
 }
 
 // Where the keys and values of a tile's columns [begin, end) lie:
@@ -100,23 +106,27 @@ inline void find_rows(const PagedAttentionParams& p, const AttentionTask& task,
                       const AttentionScratch& s, int64_t tile, int64_t begin, int64_t end) {
   const int64_t first = round_down(begin, kPanelWidth);
   const int64_t last = round_up(end, kPanelWidth);
-  for (int64_t c = first; c < last + kPrefetchKeys; ++c) {
-    s.key_rows[c] = s.zeros;
-    s.value_rows[c] = s.zeros;
-  }
-  for_each_key<Stored>(p, task, tile + begin, tile + end,
-                       [&](int64_t j, const Stored* key, const Stored* value) {
-                         s.key_rows[j - tile] = key;
-                         s.value_rows[j - tile] = value;
-                       });
-  for (int64_t i = 0; i < kPrefetchKeys && begin + i < end; ++i) {
-    s.key_rows[last + i] = s.value_rows[begin + i];
-  }
+  const auto point_to_zeros = [&](int64_t from, int64_t to) {
+    point_to_run(s.key_rows + from, s.zeros, 0, to - from);
+    point_to_run(s.value_rows + from, s.zeros, 0, to - from);
+  };
+  point_to_zeros(first, begin);
+  point_to_zeros(end, last + kPrefetchKeys);
+  for_each_run<Stored>(
+      p, task, tile + begin, tile + end,
+      [&](int64_t j, const Stored* key, const Stored* value, int64_t count) {
+        point_to_run(s.key_rows + (j - tile), key, p.cache.key_stride_token, count);
+        point_to_run(s.value_rows + (j - tile), value, p.cache.value_stride_token, count);
+      });
+  const int64_t ahead = kPrefetchKeys < end - begin ? kPrefetchKeys : end - begin;
+  for (int64_t i = 0; i < ahead; ++i) s.key_rows[last + i] = s.value_rows[begin + i];
   const int64_t next = tile + end;
   const int64_t most = next + kPrefetchKeys;
-  for_each_key<Stored>(
-      p, task, next, most < task.key_end ? most : task.key_end,
-      [&](int64_t j, const Stored* key, const Stored*) { s.value_rows[last + j - next] = key; });
+  for_each_run<Stored>(p, task, next, most < task.key_end ? most : task.key_end,
+                       [&](int64_t j, const Stored* key, const Stored*, int64_t count) {
+                         point_to_run(s.value_rows + last + (j - next), key,
+                                      p.cache.key_stride_token, count);
+                       });
 }
 
 inline int64_t clamp(int64_t x, int64_t low, int64_t high) {

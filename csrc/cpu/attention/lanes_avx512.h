@@ -10,6 +10,13 @@ inline constexpr int kPanelVecs = 2;
 // Rows of a streaming step: 4 keys x 4 rows of accumulators.
 inline constexpr int kStreamRows = 4;
 
+// x, out of the compiler's sight: GCC would rather load an operand again for each of its uses than
+// keep it in a register, and loads are what the streaming loops have too many of.
+inline Vec held(Vec x) {
+  asm("" : "+v"(x.v));
+  return x;
+}
+
 inline Vec iota() { return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
 
 // out[i] = sum of the lanes of the i-th vector. Blends, which run on every port, take the place of

@@ -9,6 +9,8 @@ inline constexpr int kPanelRowStep = 4;
 inline constexpr int kPanelVecs = 1;
 inline constexpr int kStreamRows = 1;
 
+inline Vec held(Vec x) { return x; }
+
 inline Vec iota() {
   return by_lane([](int i) { return static_cast<float>(i); });
 }

@@ -36,7 +36,7 @@ inline void stream_scores(const float* query, const void* const* keys, int64_t b
     for (; d + kStep <= head_dim; d += kStep, q += kWidth) {
       Vec x[kStreamKeys];
 #pragma GCC unroll 4
-      for (int j = 0; j < kStreamKeys; ++j) x[j] = Product::load_cells(key[j] + d);
+      for (int j = 0; j < kStreamKeys; ++j) x[j] = held(Product::load_cells(key[j] + d));
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         const Vec y = load(q + r * kRowStride);
@@ -48,7 +48,9 @@ inline void stream_scores(const float* query, const void* const* keys, int64_t b
       const int rest = static_cast<int>(head_dim - d);
       Vec x[kStreamKeys];
 #pragma GCC unroll 4
-      for (int j = 0; j < kStreamKeys; ++j) x[j] = Product::load_first_cells(key[j] + d, rest);
+      for (int j = 0; j < kStreamKeys; ++j) {
+        x[j] = held(Product::load_first_cells(key[j] + d, rest));
+      }
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         const Vec y = load(q + r * kRowStride);
@@ -74,7 +76,7 @@ inline void load_values(Fp32Product, const void* const* rows, int64_t d, int res
     return;
   }
 #pragma GCC unroll 4
-  for (int v = 0; v < kVecs; ++v) x[v] = load(row + v * kWidth);
+  for (int v = 0; v < kVecs; ++v) x[v] = held(load(row + v * kWidth));
 }
 
 #if defined(PAGEDKV_SIMD_AVX512_BF16)
