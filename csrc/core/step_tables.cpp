@@ -121,7 +121,7 @@ std::int64_t StepTables::plan(std::span<const SeqId> ids, std::span<const std::i
   for (std::size_t i = 0; i < ids.size() + kFar; ++i) {
     if (i < ids.size()) {
       const std::vector<BlockId>& table = rows_[i].sequence->table;
-      __builtin_prefetch(table.data() + table.size() - 1);
+      if (!table.empty()) __builtin_prefetch(&table.back());
     }
     if (i >= kFar - kNear && i - (kFar - kNear) < ids.size()) {
       const std::vector<BlockId>& table = rows_[i - (kFar - kNear)].sequence->table;
