@@ -57,7 +57,7 @@ void BlockAllocator::add_ref(BlockId block) {
   }
 }
 
-bool BlockAllocator::drop(BlockId block, bool is_cached, BlockState while_in_flight) {
+bool BlockAllocator::drop(BlockId block, BlockState while_in_flight) {
   Meta& meta = meta_[index(block)];
   if (meta.ref_count == 0) {
     throw DoubleFree("block " + std::to_string(block) + " has no holder; it was freed before");
@@ -69,7 +69,7 @@ bool BlockAllocator::drop(BlockId block, bool is_cached, BlockState while_in_fli
     set_state(meta, while_in_flight);
     link_last(step_list(next_step_ - 1), block);
   } else {
-    settle(block, is_cached);
+    settle(block);
   }
   return true;
 }
@@ -86,11 +86,11 @@ void BlockAllocator::mark_in_transit(BlockId block) {
   link_last(step_list(next_step_ - 1), block);
 }
 
-void BlockAllocator::settle(BlockId block, bool is_cached) {
+void BlockAllocator::settle(BlockId block) {
   Meta& meta = meta_[block];
   if (meta.ref_count > 0) {
     set_state(meta, BlockState::kReferenced);
-  } else if (is_cached) {
+  } else if (meta.is_findable) {
     set_state(meta, BlockState::kCachedIdle);
     link_last(idle_list(), block);
     // The links of the idle list lead from one cold record to the next; these lead far enough to
@@ -109,8 +109,19 @@ std::optional<BlockId> BlockAllocator::oldest_idle() const {
   return block;
 }
 
+void BlockAllocator::set_findable(BlockId block) {
+  Meta& meta = meta_[index(block)];
+  if (meta.ref_count == 0) {
+    throw std::invalid_argument("block " + std::to_string(block) +
+                                " has no holder; only a held block's content can be published");
+  }
+  meta.is_findable = true;
+}
+
 void BlockAllocator::forget(BlockId block) {
-  if (meta_[index(block)].state != BlockState::kCachedIdle) return;
+  Meta& meta = meta_[index(block)];
+  meta.is_findable = false;
+  if (meta.state != BlockState::kCachedIdle) return;
   unlink(block);
   push_free(block);
 }
@@ -124,12 +135,20 @@ StepId BlockAllocator::begin_step() {
   return next_step_++;
 }
 
-void BlockAllocator::check_end_step(StepId step) const {
-  if (has_step_in_flight() && step == first_step_) return;
-  const std::string allowed = has_step_in_flight()
-                                  ? "the oldest step in flight is " + std::to_string(first_step_)
-                                  : std::string("no step is in flight");
-  throw std::invalid_argument("step_id " + std::to_string(step) + " cannot end: " + allowed);
+void BlockAllocator::end_step(StepId step) {
+  if (!has_step_in_flight() || step != first_step_) {
+    const std::string allowed = has_step_in_flight()
+                                    ? "the oldest step in flight is " + std::to_string(first_step_)
+                                    : std::string("no step is in flight");
+    throw std::invalid_argument("step_id " + std::to_string(step) + " cannot end: " + allowed);
+  }
+  const std::int32_t list = step_list(step);
+  while (meta_[list].next != list) {
+    const BlockId block = meta_[list].next;
+    unlink(block);
+    settle(block);
+  }
+  ++first_step_;
 }
 
 void BlockAllocator::link_last(std::int32_t list, BlockId block) {
@@ -167,11 +186,19 @@ void BlockAllocator::check() const {
     num_shared += meta.ref_count >= 2;
     const bool may_be_held =
         meta.state == BlockState::kReferenced || meta.state == BlockState::kInTransit;
-    if (meta.ref_count < 0 || (meta.ref_count > 0 && !may_be_held) ||
+    if ((meta.ref_count > 0 && !may_be_held) ||
         (meta.ref_count == 0 && meta.state == BlockState::kReferenced)) {
       fail("I9: block " + std::to_string(block) + " in state " +
            std::to_string(static_cast<int>(meta.state)) + " has ref count " +
            std::to_string(meta.ref_count));
+    }
+  }
+  for (BlockId block = 0; block < num_blocks_; ++block) {
+    const BlockState state = meta_[block].state;
+    if (meta_[block].is_findable ? state == BlockState::kFree : state == BlockState::kCachedIdle) {
+      fail("I4: block " + std::to_string(block) + " in state " +
+           std::to_string(static_cast<int>(state)) + " is " +
+           (meta_[block].is_findable ? "findable" : "not findable"));
     }
   }
   for (int state = 0; state < kNumBlockStates; ++state) {

@@ -185,8 +185,6 @@ void BlockManager::forget_evicted(BlockId block) {
   evicted_.push_back(block);  // within its capacity: each block stands once
 }
 
-void BlockManager::release(BlockId block) { pool_.release(block, is_cached(block)); }
-
 void BlockManager::throw_out_of_blocks(const char* what, std::int64_t num_needed,
                                        std::int64_t num_there) const {
   throw OutOfBlocks(std::string(what) + " needs " + std::to_string(num_needed) + " blocks, " +
@@ -202,8 +200,8 @@ StepId BlockManager::begin_step() {
 }
 
 void BlockManager::end_step(StepId step) {
-  pool_.end_step(step, [this](BlockId block) { return is_cached(block); });
-  cpu_pool_.end_step(step, [](BlockId) { return false; });
+  pool_.end_step(step);
+  cpu_pool_.end_step(step);
 }
 
 std::int64_t BlockManager::reset_prefix_cache() {

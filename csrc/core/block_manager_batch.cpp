@@ -56,7 +56,10 @@ std::int64_t BlockManager::plan_append(std::span<const SeqId> ids,
       throw std::invalid_argument("seq_id " + std::to_string(ids[i]) +
                                   " is swapped out; swap it in before it grows");
     }
-    if (count > sequence.num_unused) num_needed += num_blocks_for(count - sequence.num_unused);
+    if (count > sequence.num_unused) {
+      num_needed += num_blocks_for(count - sequence.num_unused);
+      __builtin_prefetch(sequence.table.data() + sequence.table.size(), 1);  // will be written
+    }
     if (sequence.may_share_last && count > 0 && sequence.num_unused > 0 &&
         pool_.ref_count(sequence.table.back()) > 1) {
       blocks_.push_back(sequence.table.back());
@@ -109,7 +112,7 @@ std::vector<BlockCopy> BlockManager::append_batch(std::span<const SeqId> ids,
       if (pool_.ref_count(last) > 1) {
         const BlockId copy = take_block();
         copies.push_back({.source = last, .destination = copy});
-        pool_.release(last, false);  // it keeps a holder, so whether it is cached does not matter
+        pool_.release(last);
         sequence.table.back() = copy;
         sequence.table_stamp = next_stamp();
         num_tokens_ += block_size_ - sequence.num_unused;
@@ -199,13 +202,10 @@ void BlockManager::release_table(Sequence& sequence) {
   std::int64_t num_tokens = block_size_ - sequence.num_unused;  // in the block at hand
   for (std::size_t i = table.size(); i-- > 0; num_tokens = block_size_) {
     const BlockId block = table[i];
-    if (i >= kAhead && table[i - kAhead] >= 0) {
-      pool_.prefetch(table[i - kAhead]);
-      if (cache_) cache_->prefetch(table[i - kAhead]);
-    }
+    if (i >= kAhead && table[i - kAhead] >= 0) pool_.prefetch(table[i - kAhead]);
     if (block < 0) {
-      cpu_pool_.release(-1 - block, false);
-    } else if (pool_.release(block, is_cached(block))) {
+      cpu_pool_.release(-1 - block);
+    } else if (pool_.release(block)) {
       num_tokens_ -= num_tokens;
     }
   }

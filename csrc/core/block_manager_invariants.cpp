@@ -73,15 +73,11 @@ void BlockManager::check_invariants() const {
     fail("I2: the pool holds " + std::to_string(num_tokens) + " tokens, counted " +
          std::to_string(num_tokens_));
   }
-  if (pool_.num_in(BlockState::kCachedIdle) > 0 && !cache_)
-    fail("I4: blocks are idle without a prefix cache");
   for (BlockId block = 0; block < pool_.num_blocks(); ++block) {
-    const BlockState state = pool_.state(block);
-    if ((state == BlockState::kCachedIdle && !is_cached(block)) ||
-        (state == BlockState::kFree && is_cached(block))) {
-      fail("I4: block " + std::to_string(block) + " in state " +
-           std::to_string(static_cast<int>(state)) + " is " +
-           (is_cached(block) ? "findable" : "not findable"));
+    const bool is_published = cache_ && cache_->is_published(block);
+    if (pool_.is_findable(block) != is_published) {
+      fail("I4: block " + std::to_string(block) + (is_published ? " is" : " is not") +
+           " published, and its record says otherwise");
     }
   }
 }
@@ -99,7 +95,8 @@ void BlockManager::check_published(const Sequence& sequence, const std::string& 
   }
   for (std::int32_t i = 0; i < sequence.num_published; ++i) {
     const BlockId block = sequence.table[i];
-    if (block < 0 || !is_cached(block)) break;  // the chain was broken; the next publish finds out
+    if (block < 0 || !pool_.is_findable(block))
+      break;  // the chain was broken; the next publish finds out
     if (cache_->parent(block) != (i == 0 ? sequence.root : sequence.table[i - 1])) {
       fail("I4: " + name + " has published block " + std::to_string(block) +
            " below another parent");

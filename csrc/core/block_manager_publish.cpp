@@ -120,6 +120,7 @@ std::int32_t BlockManager::prepare_run(const Sequence& sequence, std::int64_t nu
       static_cast<std::int32_t>(std::min<std::int64_t>(num_full - first, PrefixCache::kMaxRun));
   std::int32_t num_blocks = 0;
   while (num_blocks < wanted && sequence.table[first + num_blocks] >= 0) {
+    pool_.prefetch(sequence.table[first + num_blocks]);
     cache_->prefetch(sequence.table[first + num_blocks]);
     cache_->prefetch_row(sequence.table[first + num_blocks]);
     ++num_blocks;
@@ -167,12 +168,13 @@ BlockId BlockManager::publish_block(Sequence& sequence, NodeId parent, const Has
       return entry;
     }
     cache_->insert(entry, parent, key, tokens);
+    pool_.set_findable(entry);
   } else if (*found != entry) {
     // Computed twice. Keeping both would let the findable one be evicted while blocks below it are
     // held.
     if (pool_.ref_count(*found) == 0) num_tokens_ += block_size_;
     pool_.add_ref(*found);
-    if (pool_.release(entry, is_cached(entry))) num_tokens_ -= block_size_;
+    if (pool_.release(entry)) num_tokens_ -= block_size_;
     entry = *found;
     sequence.table_stamp = next_stamp();
   }

@@ -145,7 +145,7 @@ std::vector<BlockCopy> BlockManager::swap_out(std::span<const SeqId> ids) {
       } else {
         cpu_pool_.add_ref(move->destination);
       }
-      pool_.release_in_transit(entry, is_cached(entry));
+      pool_.release_in_transit(entry);
       entry = -1 - move->destination;
     }
     sequence.is_swapped = true;
@@ -188,7 +188,7 @@ std::vector<BlockCopy> BlockManager::swap_in(std::span<const SeqId> ids) {
       } else {
         pool_.add_ref(move->destination);
       }
-      cpu_pool_.release(cpu_block, false);
+      cpu_pool_.release(cpu_block);
       entry = move->destination;
     }
     sequence.is_swapped = false;

@@ -28,6 +28,11 @@ SequenceTable::SequenceTable() : places_(1024), shift_(64 - std::countr_zero(pla
 }
 
 void SequenceTable::reserve(std::size_t n) {
+  if (n > kMaxNumSequences - static_cast<std::size_t>(num_sequences_)) {
+    throw std::invalid_argument(std::to_string(n) + " more sequences beside " +
+                                std::to_string(num_sequences_) + " are too many, at most " +
+                                std::to_string(kMaxNumSequences) + " are allowed");
+  }
   if (2 * (num_used_ + n) > places_.size()) grow_places(num_used_ + n);
   if (free_slots_.size() >= n) return;
   const std::size_t num_new = n - free_slots_.size();

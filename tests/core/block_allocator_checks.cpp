@@ -7,8 +7,6 @@
 namespace pagedkv {
 namespace {
 
-const auto kNeverCached = [](BlockId) { return false; };
-
 TEST(BlockAllocator, hands_out_each_block_once_until_it_is_empty) {
   BlockAllocator pool(5, 7);
   std::set<BlockId> seen;
@@ -36,11 +34,10 @@ TEST(BlockAllocator, a_seed_fixes_the_order_of_the_free_list) {
 TEST(BlockAllocator, a_double_free_and_a_foreign_id_raise_and_change_nothing) {
   BlockAllocator pool(4, std::nullopt);
   const BlockId block = pool.allocate();
-  pool.release(block, false);
-  EXPECT_THROW(pool.release(block, false), DoubleFree,
-               "block 0 has no holder; it was freed before");
+  pool.release(block);
+  EXPECT_THROW(pool.release(block), DoubleFree, "block 0 has no holder; it was freed before");
   for (const BlockId foreign : {-1, 4, INT32_MAX, INT32_MIN}) {
-    EXPECT_THROW(pool.release(foreign, false), std::invalid_argument,
+    EXPECT_THROW(pool.release(foreign), std::invalid_argument,
                  "is not of this pool, whose ids are 0 to 3");
     EXPECT_THROW(pool.add_ref(foreign), std::invalid_argument, "is not of this pool");
     EXPECT_THROW(pool.ref_count(foreign), std::invalid_argument, "is not of this pool");
@@ -52,6 +49,7 @@ TEST(BlockAllocator, a_double_free_and_a_foreign_id_raise_and_change_nothing) {
 TEST(BlockAllocator, a_free_block_cannot_be_shared_or_copied_into) {
   BlockAllocator pool(2, std::nullopt);
   EXPECT_THROW(pool.add_ref(1), std::invalid_argument, "block 1 is free");
+  EXPECT_THROW(pool.set_findable(1), std::invalid_argument, "block 1 has no holder");
   EXPECT_THROW(pool.mark_in_transit(1), std::invalid_argument, "block 1 has no holder");
   pool.check();
 }
@@ -61,10 +59,10 @@ TEST(BlockAllocator, a_block_is_free_only_after_its_last_holder_let_go) {
   const BlockId block = pool.allocate();
   pool.add_ref(block);
   EXPECT_EQ(pool.num_shared(), 1);
-  EXPECT_FALSE(pool.release(block, false));
+  EXPECT_FALSE(pool.release(block));
   EXPECT_EQ(pool.state(block), BlockState::kReferenced);
   EXPECT_EQ(pool.num_shared(), 0);
-  EXPECT_TRUE(pool.release(block, false));
+  EXPECT_TRUE(pool.release(block));
   EXPECT_EQ(pool.state(block), BlockState::kFree);
   pool.check();
 }
@@ -72,12 +70,15 @@ TEST(BlockAllocator, a_block_is_free_only_after_its_last_holder_let_go) {
 TEST(BlockAllocator, cached_blocks_go_idle_oldest_first_and_forgetting_frees_them) {
   BlockAllocator pool(3, std::nullopt);
   for (int i = 0; i < 3; ++i) pool.allocate();
-  for (const BlockId block : {1, 2, 0}) pool.release(block, true);
+  for (const BlockId block : {1, 2, 0}) {
+    pool.set_findable(block);
+    pool.release(block);
+  }
   EXPECT_EQ(pool.oldest_idle(), std::optional<BlockId>(1));
   pool.add_ref(1);  // found again
   EXPECT_EQ(pool.state(1), BlockState::kReferenced);
   EXPECT_EQ(pool.oldest_idle(), std::optional<BlockId>(2));
-  pool.release(1, true);  // now the youngest
+  pool.release(1);  // now the youngest
   pool.forget(2);
   EXPECT_EQ(pool.state(2), BlockState::kFree);
   EXPECT_EQ(pool.oldest_idle(), std::optional<BlockId>(0));
@@ -100,16 +101,17 @@ TEST(BlockAllocator, a_block_freed_beside_a_step_drains_until_that_step_ends) {
   const BlockId early = pool.allocate();
   const BlockId late = pool.allocate();
   const StepId first = pool.begin_step();
-  pool.release(early, false);
+  pool.release(early);
   const StepId second = pool.begin_step();
-  pool.release(late, true);
+  pool.set_findable(late);
+  pool.release(late);
   EXPECT_EQ(pool.state(early), BlockState::kDraining);
   EXPECT_THROW(pool.allocate(), OutOfBlocks, "no free block");
-  pool.end_step(first, kNeverCached);
+  pool.end_step(first);
   EXPECT_EQ(pool.state(early), BlockState::kFree);
   EXPECT_EQ(pool.state(late), BlockState::kDraining);
   pool.check();
-  pool.end_step(second, [](BlockId) { return true; });
+  pool.end_step(second);
   EXPECT_EQ(pool.state(late), BlockState::kCachedIdle);
   pool.check();
 }
@@ -118,9 +120,10 @@ TEST(BlockAllocator, a_draining_block_can_be_held_again) {
   BlockAllocator pool(1, std::nullopt);
   const BlockId block = pool.allocate();
   const StepId step = pool.begin_step();
-  pool.release(block, true);
+  pool.set_findable(block);
+  pool.release(block);
   pool.add_ref(block);
-  pool.end_step(step, kNeverCached);
+  pool.end_step(step);
   EXPECT_EQ(pool.state(block), BlockState::kReferenced);
   EXPECT_EQ(pool.ref_count(block), 1);
   pool.check();
@@ -136,10 +139,10 @@ TEST(BlockAllocator, a_block_copied_into_is_in_transit_until_the_step_ends) {
   pool.mark_in_transit(kept);
   pool.mark_in_transit(dropped);
   EXPECT_EQ(pool.state(kept), BlockState::kInTransit);
-  pool.release(dropped, false);
+  pool.release(dropped);
   EXPECT_EQ(pool.state(dropped), BlockState::kDraining);
   pool.check();
-  pool.end_step(step, kNeverCached);
+  pool.end_step(step);
   EXPECT_EQ(pool.state(kept), BlockState::kReferenced);
   EXPECT_EQ(pool.state(dropped), BlockState::kFree);
   pool.check();
@@ -147,14 +150,13 @@ TEST(BlockAllocator, a_block_copied_into_is_in_transit_until_the_step_ends) {
 
 TEST(BlockAllocator, steps_end_in_order_and_each_once) {
   BlockAllocator pool(1, std::nullopt);
-  EXPECT_THROW(pool.end_step(1, kNeverCached), std::invalid_argument, "no step is in flight");
+  EXPECT_THROW(pool.end_step(1), std::invalid_argument, "no step is in flight");
   const StepId first = pool.begin_step();
   const StepId second = pool.begin_step();
-  EXPECT_THROW(pool.end_step(second, kNeverCached), std::invalid_argument,
-               "the oldest step in flight is 1");
-  pool.end_step(first, kNeverCached);
-  EXPECT_THROW(pool.end_step(first, kNeverCached), std::invalid_argument, "step_id 1 cannot end");
-  pool.end_step(second, kNeverCached);
+  EXPECT_THROW(pool.end_step(second), std::invalid_argument, "the oldest step in flight is 1");
+  pool.end_step(first);
+  EXPECT_THROW(pool.end_step(first), std::invalid_argument, "step_id 1 cannot end");
+  pool.end_step(second);
   for (int i = 0; i < kMaxStepsInFlight; ++i) pool.begin_step();
   EXPECT_THROW(pool.begin_step(), std::invalid_argument,
                "at most 16 steps may be in flight; end step 3 first");

@@ -117,7 +117,17 @@ TEST(Invariants, I4_published_content_is_what_it_says) {
       [](Lively& l) {
         l.cache.erase(block_in(l.manager, BlockState::kCachedIdle), [](BlockId) {});
       },
+      "is not published, and its record says otherwise");
+  expect_found(
+      [](Lively& l) {
+        TestAccess::meta(l.pool, block_in(l.manager, BlockState::kCachedIdle)).is_findable = false;
+      },
       "is not findable");
+  expect_found(
+      [](Lively& l) {
+        TestAccess::meta(l.pool, block_in(l.manager, BlockState::kFree)).is_findable = true;
+      },
+      "is findable");
   expect_found([](Lively& l) { TestAccess::sequence(l.manager, 0).tokens.pop_back(); },
                "I4: seq_id 0 does not keep");
   expect_found([](Lively& l) { TestAccess::sequence(l.manager, 0).root = -5; },

@@ -67,6 +67,13 @@ TEST(SequenceTable, agrees_with_a_map_over_random_adds_and_removals) {
   EXPECT_EQ(table.live_slots().size(), model.size());
 }
 
+TEST(SequenceTable, refuses_more_sequences_than_a_ref_count_can_count) {
+  SequenceTable table;
+  add(table, 1);
+  EXPECT_THROW(table.reserve(SequenceTable::kMaxNumSequences), std::invalid_argument,
+               "134217727 more sequences beside 1 are too many, at most 134217727 are allowed");
+}
+
 TEST(SequenceTable, a_reused_slot_starts_fresh_and_gives_large_memory_back) {
   SequenceTable table;
   Sequence& sequence = add(table, 1);

@@ -48,7 +48,9 @@ class BlockAllocator {
   std::int32_t num_in(BlockState state) const { return num_in_[static_cast<int>(state)]; }
   std::int32_t num_allocatable() const { return num_free() + num_in(BlockState::kCachedIdle); }
   std::int32_t num_shared() const { return num_shared_; }
-  std::int32_t ref_count(BlockId block) const { return meta_[index(block)].ref_count; }
+  std::int32_t ref_count(BlockId block) const {
+    return static_cast<std::int32_t>(meta_[index(block)].ref_count);
+  }
   BlockState state(BlockId block) const { return meta_[index(block)].state; }
 
   // Takes a block off the free list: ref count 1. Throws OutOfBlocks if the list is empty.
@@ -56,40 +58,28 @@ class BlockAllocator {
   // One more holder of a block that is held or, with ref count 0, still has content (idle,
   // draining, in transit). Throws std::invalid_argument for a free or foreign block.
   void add_ref(BlockId block);
-  // One holder less. is_cached: its content is findable. Returns true if that was the last holder.
-  // Throws DoubleFree for a block without holders and std::invalid_argument for a foreign one, and
-  // changes nothing then.
-  bool release(BlockId block, bool is_cached) {
-    return drop(block, is_cached, BlockState::kDraining);
-  }
+  // One holder less. Returns true if that was the last holder. Throws DoubleFree for a block
+  // without holders and std::invalid_argument for a foreign one, and changes nothing then.
+  bool release(BlockId block) { return drop(block, BlockState::kDraining); }
   // As release, for a block whose content is being copied out.
-  bool release_in_transit(BlockId block, bool is_cached) {
-    return drop(block, is_cached, BlockState::kInTransit);
-  }
+  bool release_in_transit(BlockId block) { return drop(block, BlockState::kInTransit); }
   // A held block whose content is being copied in: in transit until the steps launched so far have
   // ended.
   void mark_in_transit(BlockId block);
 
+  // The content of this held block can be found from now on: without holders it will be idle, not
+  // free.
+  void set_findable(BlockId block);
+  // It cannot be found any more: an idle block becomes free.
+  void forget(BlockId block);
+  bool is_findable(BlockId block) const { return meta_[index(block)].is_findable; }
   // Least recently used idle block, if there is one.
   std::optional<BlockId> oldest_idle() const;
-  // The block's content is not findable any more: an idle block becomes free.
-  void forget(BlockId block);
 
   bool has_step_in_flight() const { return first_step_ < next_step_; }
   StepId begin_step();
-  // REQUIRES: step is the oldest in flight (std::invalid_argument otherwise). is_cached(block) as
-  // in release.
-  template <class IsCached>
-  void end_step(StepId step, IsCached is_cached) {
-    check_end_step(step);
-    const std::int32_t list = step_list(step);
-    while (meta_[list].next != list) {
-      const BlockId block = meta_[list].next;
-      unlink(block);
-      settle(block, meta_[block].ref_count == 0 && is_cached(block));
-    }
-    ++first_step_;
-  }
+  // REQUIRES: step is the oldest in flight (std::invalid_argument otherwise).
+  void end_step(StepId step);
 
   // Brings a block's record into the CPU cache ahead of its use; shuffled ids defeat the hardware's
   // prefetcher.
@@ -104,15 +94,16 @@ class BlockAllocator {
 
  private:
   friend struct TestAccess;
+  // Four to a cache line: a record is what a visit to a block costs.
   struct Meta {
-    std::int32_t ref_count = 0;
-    BlockId previous =
-        0;  // neighbours on the idle list or on a step's list; lists are rings closed by a sentinel
-    BlockId next = 0;
-    BlockState state = BlockState::kFree;
-    BlockId later =
-        0;  // the block that went idle kLater blocks after this one, if both are where they were
+    std::uint32_t ref_count : 27 = 0;  // SequenceTable::kMaxNumSequences bounds it
+    BlockState state : 4 = BlockState::kFree;
+    bool is_findable : 1 = false;
+    BlockId previous = 0;  // neighbours on the idle list or on a step's list; lists are rings
+    BlockId next = 0;      // closed by a sentinel
+    BlockId later = 0;  // what went idle kLater blocks after this one, if both are where they were
   };
+  static_assert(sizeof(Meta) == 16);
 
   std::int32_t index(BlockId block) const {
     if (block < 0 || block >= num_blocks_) throw_foreign(block);
@@ -130,9 +121,8 @@ class BlockAllocator {
   void link_last(std::int32_t list, BlockId block);
   void unlink(BlockId block);
   void push_free(BlockId block);
-  bool drop(BlockId block, bool is_cached, BlockState while_in_flight);
-  void settle(BlockId block, bool is_cached);
-  void check_end_step(StepId step) const;
+  bool drop(BlockId block, BlockState while_in_flight);
+  void settle(BlockId block);
   [[noreturn]] void throw_foreign(BlockId block) const;
 
   std::int32_t num_blocks_;

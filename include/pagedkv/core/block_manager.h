@@ -171,11 +171,9 @@ class BlockManager {
   std::int64_t num_blocks_for(std::int64_t num_tokens) const {
     return (num_tokens + block_size_ - 1) / block_size_;
   }
-  bool is_cached(BlockId block) const { return cache_ && cache_->is_published(block); }
   void make_room(std::int64_t num_blocks);
   BlockId take_block() { return pool_.allocate(); }  // after make_room
   void forget_evicted(BlockId block);
-  void release(BlockId block);
   void throw_out_of_blocks(const char* what, std::int64_t num_needed, std::int64_t num_there) const;
   std::uint64_t next_stamp() { return ++last_stamp_; }
 

@@ -51,6 +51,8 @@ struct alignas(64) Sequence {
 class SequenceTable {
  public:
   static constexpr std::size_t kNumFreedRemembered = 4096;
+  // A block can be held by every sequence, and its ref count has 27 bits.
+  static constexpr std::size_t kMaxNumSequences = (std::size_t{1} << 27) - 1;
 
   SequenceTable();
   SequenceTable(const SequenceTable&) = delete;
@@ -77,7 +79,8 @@ class SequenceTable {
   Sequence& at(std::int32_t slot) { return slots_[static_cast<std::size_t>(slot)]; }
   const Sequence& at(std::int32_t slot) const { return slots_[static_cast<std::size_t>(slot)]; }
 
-  // Makes room for n more sequences, so that add() cannot fail afterwards.
+  // Makes room for n more sequences, so that add() cannot fail afterwards. Throws
+  // std::invalid_argument beyond kMaxNumSequences.
   void reserve(std::size_t n);
   // The record that the i-th add() from now will return, so that its vectors can be given room
   // before.
