@@ -76,6 +76,16 @@ def test_a_swapped_block_shows_its_place_on_the_cpu() -> None:
         assert f"cpu{-1 - entry}" in picture
 
 
+def test_a_swapped_block_that_two_hold_has_two_references() -> None:
+    manager = BlockManager(6, 4, num_cpu_blocks=6, watermark=0.0)
+    manager.allocate(1, list(range(1, 7)))
+    manager.fork(1, 2)
+    manager.swap_out([1, 2])
+    assert manager.block_table(1).tolist() == manager.block_table(2).tolist()
+    assert all(entry < 0 for entry in manager.block_table(1))
+    assert draw_cache(manager.snapshot()).plain.count("refs          2     2") == 2
+
+
 def test_what_does_not_fit_is_counted_not_dropped() -> None:
     manager = BlockManager(100, 4, watermark=0.0)
     for seq_id in range(20):

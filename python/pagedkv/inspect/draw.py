@@ -6,6 +6,7 @@ Draws one `Snapshot`; the caller gives the sequences' names. Called by the CLI (
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -68,11 +69,14 @@ def draw_cache(
     _draw_summary(text, snapshot)
     _draw_pool(text, snapshot, tables, letters, cells_per_row, max_pool_rows)
     shown = list(tables)[:max_sequences]
-    for seq_id in shown:
+    for index, seq_id in enumerate(shown):
         label = (names or {}).get(seq_id, str(seq_id))
-        _draw_sequence(
-            text, snapshot, seq_id, tables[seq_id], letters[seq_id], label, cells_per_row
-        )
+        num_tokens = int(snapshot.seq_num_tokens[index])
+        table, letter = tables[seq_id], letters[seq_id]
+        text.append(f"\n{letter}", _style(letter) + Style(bold=True))
+        text.append(f" = {label}: {num_tokens} tokens in {len(table)} blocks\n")
+        _draw_table(text, snapshot, table, letter, cells_per_row)
+        text.append("  last block " + _fill(num_tokens, len(table), snapshot.block_size) + "\n")
     if len(shown) < len(tables):
         text.append(f"\n... and {len(tables) - len(shown)} more sequences\n", _QUIET)
     return text
@@ -160,32 +164,23 @@ def _draw_cell(text: Text, state: int, owners: list[str]) -> None:
     text.append(" ")
 
 
-def _draw_sequence(
-    text: Text,
-    snapshot: Snapshot,
-    seq_id: int,
-    table: list[int],
-    letter: str,
-    label: str,
-    cells_per_row: int,
+def _draw_table(
+    text: Text, snapshot: Snapshot, table: list[int], letter: str, cells_per_row: int
 ) -> None:
-    index = snapshot.seq_ids.tolist().index(seq_id)
-    num_tokens = int(snapshot.seq_num_tokens[index])
-    text.append(f"\n{letter}", _style(letter) + Style(bold=True))
-    text.append(f" = {label}: {num_tokens} tokens in {len(table)} blocks\n")
+    """Logical index, block id and ref count of each entry; a swapped one (-1 - cpu_block) counts
+    the tables that name it."""
+    holders = Counter(snapshot.block_ids.tolist()) if min(table, default=0) < 0 else Counter[int]()
     for first in range(0, len(table), cells_per_row):
         part = table[first : first + cells_per_row]
+        counts = [int(snapshot.ref_counts[b]) if b >= 0 else holders[b] for b in part]
         logical = "".join(f"{first + i:>6}" for i in range(len(part)))
         text.append("  logical  " + logical + "\n", _QUIET)
         text.append("  block    ")
-        for block_id in part:
-            shown = f"{block_id:>6}" if block_id >= 0 else f"{f'cpu{-1 - block_id}':>6}"
-            is_shared = block_id >= 0 and snapshot.ref_counts[block_id] > 1
-            text.append(shown, Style(bold=True) if is_shared else _style(letter))
+        for block_id, count in zip(part, counts, strict=True):
+            shown = str(block_id) if block_id >= 0 else f"cpu{-1 - block_id}"
+            text.append(f"{shown:>6}", Style(bold=True) if count > 1 else _style(letter))
         text.append("\n  refs     ")
-        counts = (int(snapshot.ref_counts[block_id]) if block_id >= 0 else 1 for block_id in part)
         text.append("".join(f"{count:>6}" for count in counts) + "\n", _QUIET)
-    text.append("  last block " + _fill(num_tokens, len(table), snapshot.block_size) + "\n")
 
 
 def _fill(num_tokens: int, num_blocks: int, block_size: int) -> str:
