@@ -92,6 +92,22 @@ inline PagedAttentionParams paged_attention_params(const PagedAttentionOperands&
   check.shape({"alibi_slopes", in.alibi_slopes}, {num_heads}, "[num_heads]");
   check.shape({"prefix_groups", in.prefix_groups}, {kAnySize, 3}, kGroupsForm);
 
+  const std::initializer_list<Operand> read = {query,
+                                               {"key_cache", in.cache.key_cache},
+                                               {"value_cache", in.cache.value_cache},
+                                               {"block_tables", in.block_tables},
+                                               {"seq_lens", in.seq_lens},
+                                               {"query_start_loc", in.query_start_loc},
+                                               {"alibi_slopes", in.alibi_slopes},
+                                               {"k_scale", in.cache.k_scale},
+                                               {"v_scale", in.cache.v_scale},
+                                               {"prefix_groups", in.prefix_groups}};
+  check.apart({"out", in.out}, read);
+  check.apart({"lse", in.lse}, read);
+  check.apart({"workspace", in.workspace}, read);
+  check.apart({"out", in.out}, {{"lse", in.lse}, {"workspace", in.workspace}});
+  check.apart({"lse", in.lse}, {{"workspace", in.workspace}});
+
   check.at_least("max_query_len", in.max_query_len, 0);
   check.at_least("window", in.window, 0);
   STD_TORCH_CHECK(in.window == 0 || in.causal, check.op(), ": window is ", in.window,
@@ -196,6 +212,10 @@ inline MergeAttentionStatesParams merge_attention_states_params(
        {Operand("lse", lse), Operand("lse_a", lse_a), Operand("lse_b", lse_b)}) {
     check.shape(operand, {num_tokens, num_heads}, kLseForm);
   }
+  check.apart(first, {{"lse", lse}, {"lse_a", lse_a}, {"lse_b", lse_b}},
+              /*in_place=*/{{"out_a", out_a}, {"out_b", out_b}});
+  check.apart({"lse", lse}, {{"out_a", out_a}, {"out_b", out_b}},
+              /*in_place=*/{{"lse_a", lse_a}, {"lse_b", lse_b}});
   MergeAttentionStatesParams params{};
   params.out = out.mutable_data_ptr();
   params.out_a = out_a.const_data_ptr();

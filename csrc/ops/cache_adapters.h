@@ -127,6 +127,15 @@ inline ReshapeAndCacheParams reshape_and_cache_params(const Tensor& key, const T
   STD_TORCH_CHECK(num_tokens <= key.size(0), check.op(), ": slot_mapping has shape ",
                   list_text(slot_mapping.sizes()), ", expected at most the ", key.size(0),
                   " tokens of key");
+  for (const Operand& written :
+       {Operand("key_cache", cache.key_cache), Operand("value_cache", cache.value_cache)}) {
+    check.apart(written, {{"key", key},
+                          {"value", value},
+                          {"slot_mapping", slot_mapping},
+                          {"k_scale", cache.k_scale},
+                          {"v_scale", cache.v_scale}});
+  }
+  check.apart({"key_cache", cache.key_cache}, {{"value_cache", cache.value_cache}});
   return {.key = key.const_data_ptr(),
           .value = value.const_data_ptr(),
           .slot_mapping = slot_mapping.const_data_ptr<int64_t>(),
@@ -167,6 +176,15 @@ inline GatherBlocksParams gather_blocks_params(const Tensor& key, const Tensor& 
   check.shape({"key", key}, {kAnySize, view.num_kv_heads, view.head_dim}, kForm);
   check.shape({"value", value}, {key.size(0), view.num_kv_heads, view.head_dim}, kForm);
   check.shape({"seq_start_loc", seq_start_loc}, {num_seqs + 1}, "[num_seqs + 1]");
+  for (const Operand& written : {Operand("key", key), Operand("value", value)}) {
+    check.apart(written, {{"key_cache", cache.key_cache},
+                          {"value_cache", cache.value_cache},
+                          {"block_tables", block_tables},
+                          {"seq_start_loc", seq_start_loc},
+                          {"k_scale", cache.k_scale},
+                          {"v_scale", cache.v_scale}});
+  }
+  check.apart({"key", key}, {{"value", value}});
   return {.key = key.mutable_data_ptr(),
           .value = value.mutable_data_ptr(),
           .block_tables = block_tables.const_data_ptr<int32_t>(),

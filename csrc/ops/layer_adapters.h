@@ -23,6 +23,7 @@ inline RmsNormParams rms_norm_params(const Tensor& out, const Tensor& input, con
   check.at_least("hidden", hidden, 1);
   check.shape({"out", out}, {num_tokens, hidden}, "[num_tokens, hidden]");
   check.shape({"weight", weight}, {hidden}, "[hidden]");
+  check.apart({"out", out}, {{"weight", weight}}, /*in_place=*/{{"input", input}});
   return {.out = out.mutable_data_ptr(),
           .input = input.const_data_ptr(),
           .weight = weight.const_data_ptr(),
@@ -48,6 +49,8 @@ inline FusedAddRmsNormParams fused_add_rms_norm_params(const Tensor& input, cons
   check.at_least("hidden", hidden, 1);
   check.shape({"residual", residual}, {num_tokens, hidden}, "[num_tokens, hidden]");
   check.shape({"weight", weight}, {hidden}, "[hidden]");
+  check.apart({"input", input}, {{"residual", residual}, {"weight", weight}});
+  check.apart({"residual", residual}, {{"weight", weight}});
   return {.input = input.mutable_data_ptr(),
           .residual = residual.mutable_data_ptr(),
           .weight = weight.const_data_ptr(),
@@ -82,6 +85,9 @@ inline RotaryEmbeddingParams rotary_embedding_params(const Tensor& positions, co
   check.in_range("rotary_dim (columns of cos_sin_cache)", rotary_dim, 2, head_dim);
   STD_TORCH_CHECK(rotary_dim % 2 == 0, check.op(), ": rotary_dim (columns of cos_sin_cache) is ",
                   rotary_dim, ", expected an even number");
+  check.apart({"query", query},
+              {{"key", key}, {"positions", positions}, {"cos_sin_cache", cos_sin_cache}});
+  check.apart({"key", key}, {{"positions", positions}, {"cos_sin_cache", cos_sin_cache}});
   return {.positions = positions.const_data_ptr<int64_t>(),
           .query = query.mutable_data_ptr(),
           .key = key.mutable_data_ptr(),
@@ -114,6 +120,7 @@ inline ActivationParams activation_params(const char* op, const Tensor& out, con
                   list_text(input.sizes()), ", expected an even number of columns");
   const int64_t intermediate = input.size(1) / 2;
   check.shape({"out", out}, {num_tokens, intermediate}, "[num_tokens, intermediate]");
+  check.apart({"out", out}, {{"input", input}});
   return {.out = out.mutable_data_ptr(),
           .input = input.const_data_ptr(),
           .type = type,

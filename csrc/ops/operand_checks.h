@@ -1,6 +1,7 @@
 // The checks that every adapter makes before it fills a params struct, in this order: device,
-// dtype, layout, shape, then plain numbers. Each message names the op, the operand, what was
-// expected and what came. Shared by the CPU and the CUDA adapters; reads no tensor data.
+// dtype, layout, shape, memory shared between operands, then plain numbers. Each message names the
+// op, the operand, what was expected and what came. Shared by the CPU and the CUDA adapters; reads
+// no tensor data.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -11,12 +12,12 @@
 #include <sstream>
 #include <string>
 
+#include "ops/memory_overlap.h"
 #include "pagedkv/kernels/element_type.h"
 
 namespace pagedkv::ops {
 
 using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 // One tensor under its name in the schema; absent if it is an optional without a value. Borrowed.
 class Operand {
@@ -92,11 +93,9 @@ class OperandChecks {
     const Operand& first = *operands.begin();
     for (const Operand& operand : operands) {
       if (!operand.present()) continue;
-      STD_TORCH_CHECK(operand.tensor().is_cpu() == first.tensor().is_cpu() &&
-                          operand.tensor().is_cuda() == first.tensor().is_cuda() &&
-                          operand.tensor().get_device_index() == first.tensor().get_device_index(),
-                      op_, ": ", operand.name(), " is on ", device_name(operand.tensor()),
-                      ", expected ", device_name(first.tensor()), " as ", first.name());
+      STD_TORCH_CHECK(operand.tensor().device() == first.tensor().device(), op_, ": ",
+                      operand.name(), " is on ", device_name(operand.tensor()), ", expected ",
+                      device_name(first.tensor()), " as ", first.name());
     }
   }
 
@@ -182,7 +181,7 @@ class OperandChecks {
                     ", expected a contiguous last dimension");
   }
 
-  // rows(), and no dimension of an operand that is written is repeated at one address.
+  // rows(), and no two elements of an operand that is written have one address.
   void written_rows(const Operand& operand, const char* form) const {
     if (!operand.present()) return;
     rows(operand, form);
@@ -192,10 +191,26 @@ class OperandChecks {
   void no_overlap(const Operand& operand) const {
     if (!operand.present()) return;
     const Tensor& tensor = operand.tensor();
-    for (int64_t i = 0; i < tensor.dim(); ++i) {
-      STD_TORCH_CHECK(tensor.size(i) <= 1 || tensor.stride(i) != 0, op_, ": ", operand.name(),
-                      " has strides ", list_text(tensor.strides()),
-                      ", expected no overlap in a tensor that is written");
+    STD_TORCH_CHECK(has_distinct_elements(tensor), op_, ": ", operand.name(), " has strides ",
+                    list_text(tensor.strides()),
+                    ", expected no overlap in a tensor that is written");
+  }
+
+  // An operand that is written shares no memory with the others; it may be one of in_place, whole
+  // and in the same order, but not a part of it.
+  void apart(const Operand& written, std::initializer_list<Operand> others,
+             std::initializer_list<Operand> in_place = {}) const {
+    if (!written.present()) return;
+    for (const Operand& other : others) {
+      STD_TORCH_CHECK(!other.present() || !may_share_memory(written.tensor(), other.tensor()), op_,
+                      ": ", written.name(), " overlaps ", other.name(),
+                      " in memory, expected memory of its own for a tensor that is written");
+    }
+    for (const Operand& other : in_place) {
+      STD_TORCH_CHECK(!other.present() || is_same_view(written.tensor(), other.tensor()) ||
+                          !may_share_memory(written.tensor(), other.tensor()),
+                      op_, ": ", written.name(), " overlaps ", other.name(),
+                      " in memory, expected ", other.name(), " itself or memory of its own");
     }
   }
 

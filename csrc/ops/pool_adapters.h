@@ -43,6 +43,7 @@ inline CopyBlocksParams copy_blocks_params(const Tensor& kv_cache, const Tensor&
   check.contiguous({"pairs", pairs}, kPairsForm);
   check.shape(pool, {kAnySize, 2, kAnySize, kAnySize, kAnySize, kAnySize}, kPoolForm);
   check.shape({"pairs", pairs}, {kAnySize, 2}, kPairsForm);
+  check.apart(pool, {{"pairs", pairs}});
   check_pairs(check, pairs, kv_cache.size(2), kv_cache.size(2));
   return {.pool = pool_view<void*>(kv_cache),
           .pairs = pairs.const_data_ptr<int64_t>(),
@@ -71,6 +72,7 @@ inline SwapBlocksParams swap_blocks_params(const Tensor& source, const Tensor& d
   check.shape(to, {source.size(0), 2, kAnySize, source.size(3), source.size(4), source.size(5)},
               "source's shape with any num_blocks");
   check.shape({"pairs", pairs}, {kAnySize, 2}, kPairsForm);
+  check.apart(to, {from, {"pairs", pairs}});
   check_pairs(check, pairs, source.size(2), destination.size(2));
   return {.source = pool_view<const void*>(source),
           .destination = pool_view<void*>(destination),

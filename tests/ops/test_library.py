@@ -81,6 +81,48 @@ def test_the_tests_above_hold_on_a_copy_without_the_cuda_library(tmp_path: Path)
     assert f"{len(CALLS) + 1} passed" in run.stdout, run.stdout[-4000:]
 
 
+def tensor_operands() -> list[tuple[str, str]]:
+    return [
+        (call, name)
+        for call, (_, make) in CALLS.items()
+        for name, value in make().items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+@pytest.mark.parametrize(("call", "operand"), tensor_operands())
+def test_a_call_of_which_some_tensors_are_meta_is_refused(call: str, operand: str) -> None:
+    # torch calls the fake kernel then, which would leave everything as it is, without a word.
+    op_name, make = CALLS[call]
+    operands = make()
+    operands[operand] = operands[operand].to("meta")
+    with pytest.raises(RuntimeError, match=rf"pagedkv::{op_name}: \w+ is on \w+, expected \w+ as"):
+        getattr(ops, op_name)(**operands)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_of_meta_tensors_alone_is_shapes_alone(call: str) -> None:
+    op_name, make = CALLS[call]
+    operands = make()
+    tensors = {name for name, value in operands.items() if isinstance(value, torch.Tensor)}
+    getattr(ops, op_name)(**operands | {name: operands[name].to("meta") for name in tensors})
+
+
+def test_swap_blocks_may_go_from_one_device_to_another_under_compile() -> None:
+    with torch._subclasses.FakeTensorMode():
+        pool = torch.empty(1, 2, 3, 1, 2, 4, device="cuda")
+        cpu_pool = torch.empty(1, 2, 5, 1, 2, 4)
+        pairs = torch.empty(2, 2, dtype=torch.int64)
+        ops.swap_blocks(pool, cpu_pool, pairs)
+        ops.swap_blocks(cpu_pool, pool, pairs)
+        ops.copy_blocks(pool, pairs)
+        with pytest.raises(RuntimeError, match="copy_blocks: pairs is on cuda:0, expected cpu$"):
+            ops.copy_blocks(pool, torch.empty(2, 2, dtype=torch.int64, device="cuda"))
+        with pytest.raises(RuntimeError, match="weight is on cpu, expected cuda:0 as out$"):
+            x = torch.empty(3, 8, device="cuda")
+            ops.rms_norm(x, x, torch.empty(8), 1e-5)
+
+
 def test_importing_the_operators_does_not_need_the_engine() -> None:
     code = "import sys, pagedkv.ops; print(*(m for m in sys.modules if m.startswith('pagedkv')))"
     run = subprocess.run(

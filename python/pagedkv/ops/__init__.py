@@ -1,7 +1,8 @@
 """Paged attention and cache operators, for CPU and CUDA tensors.
 
 Each function here is one operator of `csrc/ops/schemas.cpp`, with its arguments in its order and
-by its names; outputs are arguments. They work under `torch.compile(fullgraph=True)`. The fp32
+by its names; outputs are arguments. What is written shares no memory with the other operands,
+except where "may be" says that it may be one of them, whole. They work under `torch.compile(fullgraph=True)`. The fp32
 oracle of the same signatures is `pagedkv.ops.reference`. Importing this package loads the compiled
 libraries.
 

@@ -47,7 +47,7 @@ def load_libraries(folder: Path = FOLDER) -> None:
     if has_cuda_library:
         _load(cuda_library)
     for name in OPS:
-        torch.library.register_fake(f"pagedkv::{name}", _fake)
+        torch.library.register_fake(f"pagedkv::{name}", _fake(name))
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"pagedkv::{name}", "CUDA"):
             why = (
                 f"{cuda_library} has no CUDA kernel for it"
@@ -67,8 +67,38 @@ def _load(path: Path) -> None:
         ) from error
 
 
-def _fake(*_args: Any, **_kwargs: Any) -> None:
-    """The shapes of what an op returns, for torch.compile: nothing is returned."""
+def _fake(name: str) -> Any:
+    """For torch.compile and meta tensors: nothing is returned. A call of which only some tensors
+    are meta comes here too, so devices are checked as in the kernels.
+    """
+    op = getattr(torch.ops.pagedkv, name).default
+    names = [argument.name for argument in op._schema.arguments]
+
+    def fake(*args: Any, **kwargs: Any) -> None:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
+        first, home = next((key, tensor.device) for key, tensor in tensors.items())
+        for operand, tensor in tensors.items():
+            place = _place(operand, tensor.device, home)
+            if tensor.device != place:
+                like = f" as {first}" if place == home else ""
+                raise RuntimeError(
+                    f"pagedkv::{name}: {operand} is on {tensor.device}, expected {place}{like}"
+                )
+
+    return fake
+
+
+def _place(operand: str, device: torch.device, home: torch.device) -> torch.device:
+    """Where an operand must be whose call has its first tensor at home. Pairs are in CPU memory,
+    and swap_blocks goes from one device to another; but meta tensors are among themselves.
+    """
+    if "meta" not in (device.type, home.type):
+        if operand == "pairs":
+            return torch.device("cpu")
+        if operand == "destination":
+            return device
+    return home
 
 
 def _refuse_cuda(name: str, why: str) -> Any:
