@@ -116,11 +116,11 @@ def test_swap_blocks_may_go_from_one_device_to_another_under_compile() -> None:
         ops.swap_blocks(pool, cpu_pool, pairs)
         ops.swap_blocks(cpu_pool, pool, pairs)
         ops.copy_blocks(pool, pairs)
-        with pytest.raises(RuntimeError, match="copy_blocks: pairs is on cuda:0, expected cpu$"):
+        with pytest.raises(RuntimeError, match=r"copy_blocks: pairs is on cuda:0, expected cpu$"):
             ops.copy_blocks(pool, torch.empty(2, 2, dtype=torch.int64, device="cuda"))
-        with pytest.raises(RuntimeError, match="weight is on cpu, expected cuda:0 as out$"):
-            x = torch.empty(3, 8, device="cuda")
-            ops.rms_norm(x, x, torch.empty(8), 1e-5)
+        x, weight = torch.empty(3, 8, device="cuda"), torch.empty(8)
+        with pytest.raises(RuntimeError, match=r"weight is on cpu, expected cuda:0 as out$"):
+            ops.rms_norm(x, x, weight, 1e-5)
 
 
 def test_importing_the_operators_does_not_need_the_engine() -> None:

@@ -107,7 +107,7 @@ def test_rows_that_overlap_each_other_are_refused(call, operand, change) -> None
 def test_parts_of_one_projection_are_apart() -> None:
     # The rows of query and key lie between each other in memory and share none of it.
     rows = torch.randn(3, (4 + 2 + 2) * 8)
-    query, key, value = (part.unflatten(1, (-1, 8)) for part in rows.split([32, 16, 16], dim=1))
+    query, key, _ = (part.unflatten(1, (-1, 8)) for part in rows.split([32, 16, 16], dim=1))
     call = CALLS["rotary_embedding"][1]() | {"query": query, "key": key}
     apart = changed(call, {"query": torch.clone, "key": torch.clone})
     ops.rotary_embedding(**apart)

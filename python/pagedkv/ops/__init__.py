@@ -2,9 +2,9 @@
 
 Each function here is one operator of `csrc/ops/schemas.cpp`, with its arguments in its order and
 by its names; outputs are arguments. What is written shares no memory with the other operands,
-except where "may be" says that it may be one of them, whole. They work under `torch.compile(fullgraph=True)`. The fp32
-oracle of the same signatures is `pagedkv.ops.reference`. Importing this package loads the compiled
-libraries.
+except where "may be" says that it may be one of them, whole. They work under
+`torch.compile(fullgraph=True)`. The fp32 oracle of the same signatures is
+`pagedkv.ops.reference`. Importing this package loads the compiled libraries.
 
 Words: a *block* holds the keys and values of `block_size` tokens; the *slot* of a token is
 `block_id * block_size + offset`; a *block table* lists a sequence's blocks in order.
