@@ -23,6 +23,25 @@ def no_pairs() -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a run's scheduler and block manager are made from beside its options.
+
+    num_blocks, num_cpu_blocks: of the pools. bytes_per_token: K and V of all layers. model, dtype,
+    num_layers, num_kv_heads, head_dim: for the reader; nothing is decided by them.
+    """
+
+    model: str
+    dtype: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    bytes_per_token: int
+    max_model_len: int
+    num_blocks: int
+    num_cpu_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Admitted:
     """A request that got a slot in this step. num_cached_tokens: found in the prefix cache, or, if
     is_resumed, brought back from the CPU.

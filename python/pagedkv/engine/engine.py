@@ -7,16 +7,19 @@ requests of that step and the engine goes on.
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.block_manager import BlockManager, Snapshot, Statistics
+from pagedkv.block_manager import Snapshot, Statistics
 from pagedkv.config import EngineConfig
 from pagedkv.engine.input_builder import InputBuilder
 from pagedkv.engine.loading import LoadedModel, load
 from pagedkv.engine.model_runner import ModelRunner
+from pagedkv.engine.observer import NoObserver, RunObserver
 from pagedkv.engine.output_processor import OutputProcessor
 from pagedkv.engine.requests import Prompt, RequestBuilder
 from pagedkv.kv_cache import KVCache, num_blocks_for, num_cpu_blocks_for
@@ -25,12 +28,13 @@ from pagedkv.records import (
     FinishedRequest,
     OutputDelta,
     RequestOutput,
+    RunFacts,
     ScheduledStep,
     StepResult,
 )
 from pagedkv.request import Request
 from pagedkv.sampling_params import SamplingParams
-from pagedkv.scheduler import Scheduler
+from pagedkv.scheduler import build_scheduler
 from pagedkv.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -55,7 +59,18 @@ class Engine:
                 print(delta.text, end="")
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """clock: seconds that never run backwards; what is measured and recorded goes by it."""
+        self._config = config
+        self._clock = clock
+        self._observer: RunObserver | NoObserver = NoObserver()
+        self._has_begun = False
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
         num_blocks = num_blocks_for(
@@ -71,19 +86,20 @@ class Engine:
             block_size,
             num_cpu_blocks_for(config.cache, loaded.cache_shape),
         )
-        self._manager = BlockManager(
-            num_blocks,
-            block_size,
-            num_cpu_blocks=kv_cache.num_cpu_blocks,
-            watermark=config.cache.watermark,
-            enable_prefix_caching=config.cache.enable_prefix_caching,
-        )
-        self._scheduler = Scheduler(
-            self._manager,
-            config.scheduler,
+        shape = loaded.cache_shape
+        self._facts = RunFacts(
+            model=config.model,
+            dtype=str(shape.dtype).removeprefix("torch."),
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            bytes_per_token=shape.bytes_per_token,
             max_model_len=loaded.max_model_len,
-            enable_prefix_caching=config.cache.enable_prefix_caching,
-            bytes_per_block=kv_cache.bytes_per_block,
+            num_blocks=num_blocks,
+            num_cpu_blocks=kv_cache.num_cpu_blocks,
+        )
+        self._manager, self._scheduler = build_scheduler(
+            config.cache, config.scheduler, self._facts
         )
         self._runner = ModelRunner(
             loaded.model,
@@ -91,6 +107,7 @@ class Engine:
             InputBuilder(self._manager, config.scheduler, max_model_len=loaded.max_model_len),
             max_num_seqs=config.scheduler.max_num_seqs,
             vocab_size=loaded.sampled_vocab_size,
+            clock=clock,
         )
         self._requests = RequestBuilder(
             loaded.tokenizer,
@@ -106,6 +123,18 @@ class Engine:
     def from_config(cls, config: EngineConfig) -> Engine:
         """Load the model that config names and make an engine of it."""
         return cls(load(config), config)
+
+    def observe(self, observer: RunObserver) -> None:
+        """Tell an observer all that happens here from now on: pagedkv.replay's Recorder, say, which
+        writes it to a file.
+
+        Raises RuntimeError: there is one already, or requests have come before it.
+        """
+        if not isinstance(self._observer, NoObserver) or self._has_begun:
+            raise RuntimeError("a run is observed by one observer, from before its first request")
+        observer.begins(self._config, self._facts, self._clock())
+        self._observer = observer
+        self._scheduler.log.listener = observer.noted
 
     # -- requests ----------------------------------------------------------------------
 
@@ -164,6 +193,8 @@ class Engine:
         self._scheduler.check_admissible(request)
         self._outputs.add(request, streams=stream)
         self._scheduler.add(request)
+        self._has_begun = True
+        self._observer.added(request, self._clock())
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; its output so far, or None if it is not here (any more)."""
@@ -172,6 +203,7 @@ class Engine:
         output = None
         for finished in self._scheduler.finish(request_id, "abort"):
             _, output = self._outputs.finish(finished)
+        self._observer.aborted(request_id, self._clock())
         return output
 
     def fork(self, request_id: str, n: int = 1, *, stream: bool = False) -> list[str]:
@@ -198,7 +230,9 @@ class Engine:
         forks = self._scheduler.fork(request_id, n)
         for request, token_ids in forks:
             self._outputs.add(request, streams=stream, token_ids=token_ids.tolist())
-        return [request.request_id for request, _ in forks]
+        names = [request.request_id for request, _ in forks]
+        self._observer.forked(request_id, names, forks[0][1].size, self._clock())
+        return names
 
     # -- steps -------------------------------------------------------------------------
 
@@ -212,7 +246,8 @@ class Engine:
         An exception in the step ends the step's requests with an error; others go on. An interrupt
         does the same and is passed on.
         """
-        self._scheduler.rates = self._runner.meter.rates
+        begin_s = self._clock()
+        rates = self._scheduler.rates = self._runner.meter.rates
         step = self._scheduler.schedule()
         if step is None:
             return StepResult([], [])
@@ -226,16 +261,26 @@ class Engine:
                 one.choice.why,
             )
         self._outputs.admit((*step.admitted, *step.forked))
+        table = self._scheduler.slots
         try:
-            sampled = self._runner.run(step, self._scheduler.slots.token_ids)
-        except Exception as error:
-            logger.exception("step %d failed; its requests end", step.step_id)
-            ended = self._scheduler.fail(step, f"the step failed: {type(error).__name__}: {error}")
-            return self._collect([], ended)
-        except BaseException:
-            self._collect([], self._scheduler.fail(step, "interrupted"))
+            sampled = self._runner.run(step, table.token_ids)
+        except BaseException as error:
+            text = "interrupted"
+            if isinstance(error, Exception):
+                logger.exception("step %d failed; its requests end", step.step_id)
+                text = f"the step failed: {type(error).__name__}: {error}"
+            self._observer.step_failed(step, table, rates, text)
+            ended = self._scheduler.fail(step, text)
+            self._observer.step_ended(self._manager, [], ended, begin_s, self._clock())
+            result = self._collect([], ended)
+            if isinstance(error, Exception):
+                return result
             raise
+        self._observer.sampled(
+            step, table, rates, sampled.token_ids, sampled.failed, sampled.candidates
+        )
         ended = self._scheduler.update(step, *sampled)
+        stopped: list[str] = []
         deltas: list[OutputDelta] = []
         for request, token_id in self._new_tokens(step, sampled.token_ids):
             delta, has_stop = self._outputs.push(request, token_id)
@@ -243,7 +288,10 @@ class Engine:
                 deltas.append(delta)
             if has_stop:
                 ended += self._scheduler.finish(request.request_id, "stop")
-        return self._collect(deltas, ended)
+                stopped.append(request.request_id)
+        result = self._collect(deltas, ended)
+        self._observer.step_ended(self._manager, stopped, ended, begin_s, self._clock())
+        return result
 
     def _new_tokens(
         self, step: ScheduledStep, token_ids: NDArray[np.int64]
@@ -297,7 +345,9 @@ class Engine:
         """Forget every cached prefix; requests that run keep their blocks and go on. Returns how
         many blocks were findable.
         """
-        return self._manager.reset_prefix_cache()
+        num_blocks = self._manager.reset_prefix_cache()
+        self._observer.cache_reset(self._clock())
+        return num_blocks
 
     def cache_view(self) -> CacheView:
         """The cache as it is now, for pictures."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -53,12 +54,14 @@ class ModelRunner:
         *,
         max_num_seqs: int,
         vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._inputs = inputs
         self._params = SlotParams(max_num_seqs)
         self._vocab_size = vocab_size
+        self._clock = clock
         self.meter = RateMeter()
 
     @torch.inference_mode()
@@ -75,12 +78,12 @@ class ModelRunner:
             )
         tensors = self._inputs.build(step, token_ids)
         self._move_blocks(step)
-        begin = time.perf_counter()
+        begin = self._clock()
         hidden = self._model.forward(
             tensors.input_ids, tensors.positions, self._kv_cache.layers, tensors.attn_metadata
         )
         if tensors.attn_metadata.max_query_len > 1:
-            self.meter.prefilled(step.num_tokens, time.perf_counter() - begin)
+            self.meter.prefilled(step.num_tokens, self._clock() - begin)
         if step.sample_rows.size == 0:
             return Sampled(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_), None)
         logits = self._model.compute_logits(hidden[tensors.logit_rows])
@@ -99,15 +102,15 @@ class ModelRunner:
     def _move_blocks(self, step: ScheduledStep) -> None:
         """Run the step's pairs in their order: a block swapped out may be the target of a copy."""
         cache = self._kv_cache
-        begin = time.perf_counter()
+        begin = self._clock()
         if step.swap_out.size:
             cache.swap_out(torch.from_numpy(step.swap_out))
-        out_seconds = time.perf_counter() - begin
+        out_seconds = self._clock() - begin
         if step.copies.size:
             cache.copy_blocks(torch.from_numpy(step.copies))
-        begin = time.perf_counter()
+        begin = self._clock()
         if step.swap_in.size:
             cache.swap_in(torch.from_numpy(step.swap_in))
         num_moved = len(step.swap_out) + len(step.swap_in)
-        seconds = out_seconds + time.perf_counter() - begin
+        seconds = out_seconds + self._clock() - begin
         self.meter.swapped(num_moved * cache.bytes_per_block, seconds)

@@ -2,8 +2,9 @@
 Never sees a tensor or a text.
 """
 
+from pagedkv.scheduler.building import build_scheduler
 from pagedkv.scheduler.cost_model import Rates
 from pagedkv.scheduler.scheduler import Scheduler
 from pagedkv.scheduler.slots import SlotTable
 
-__all__ = ["Rates", "Scheduler", "SlotTable"]
+__all__ = ["Rates", "Scheduler", "SlotTable", "build_scheduler"]

@@ -7,6 +7,7 @@ last MAX_FINISHED requests that have ended.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 from pagedkv.records import Decision, DecisionKind, Explanation
@@ -69,15 +70,21 @@ class _Log:
 
 
 class DecisionLog:
-    """Written by the scheduler's parts; step is the number of the step being built."""
+    """Written by the scheduler's parts; step is the number of the step being built. listener, if
+    there is one, hears of every decision: (request, kind, step, numbers).
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, max_finished: int = MAX_FINISHED) -> None:
         self.step = 0
+        self.listener: Callable[[Request, DecisionKind, int, dict[str, Any]], None] | None = None
+        self._max_finished = max_finished
         self._logs: dict[str, _Log] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
 
     def note(self, request: Request, kind: DecisionKind, **numbers: Any) -> None:
         """Remember a decision. One that repeats the last, for the same reason, prolongs it."""
+        if self.listener is not None:
+            self.listener(request, kind, self.step, numbers)
         name = request.request_id
         log = self._logs.get(name)
         if log is None or name in self._finished:  # the name may be used anew
@@ -99,7 +106,7 @@ class DecisionLog:
         """Note the end of a request and keep its log among those of the last ones."""
         self.note(request, "finished", **numbers)
         self._finished[request.request_id] = None
-        if len(self._finished) > MAX_FINISHED:
+        if len(self._finished) > self._max_finished:
             oldest, _ = self._finished.popitem(last=False)
             del self._logs[oldest]
 
