@@ -75,6 +75,8 @@ std::optional<std::int64_t> to_max_new_tokens(py::handle value) {
   return to_optional_integer(value, "max_new_tokens", 0, kMaxSeqLen);
 }
 
+std::int64_t to_window(py::handle value) { return to_integer(value, "window", 0, kMaxSeqLen); }
+
 void bind_single_calls(py::class_<BlockManager>& manager) {
   manager
       .def(
@@ -86,22 +88,31 @@ void bind_single_calls(py::class_<BlockManager>& manager) {
       .def(
           "can_allocate",
           [](const BlockManager& self, py::handle token_ids, py::handle max_new_tokens,
-             py::handle reserve_tokens, std::string_view extra_key) {
-            return self.can_allocate(
-                Tokens(token_ids, "token_ids").span(), to_max_new_tokens(max_new_tokens),
-                to_integer(reserve_tokens, "reserve_tokens", 0, kMaxSeqLen), extra_key);
+             py::handle reserve_tokens, std::string_view extra_key, py::handle window) {
+            return self.can_allocate(Tokens(token_ids, "token_ids").span(),
+                                     to_max_new_tokens(max_new_tokens),
+                                     to_integer(reserve_tokens, "reserve_tokens", 0, kMaxSeqLen),
+                                     extra_key, to_window(window));
           },
           py::arg("token_ids"), py::kw_only(), py::arg("max_new_tokens") = py::none(),
-          py::arg("reserve_tokens") = 0, py::arg("extra_key") = py::bytes())
+          py::arg("reserve_tokens") = 0, py::arg("extra_key") = py::bytes(), py::arg("window") = 0)
       .def(
           "allocate",
           [](BlockManager& self, py::handle seq_id, py::handle token_ids, py::handle max_new_tokens,
-             std::string_view extra_key) {
+             std::string_view extra_key, py::handle window) {
             return self.allocate(to_seq_id(seq_id), Tokens(token_ids, "token_ids").span(),
-                                 to_max_new_tokens(max_new_tokens), extra_key);
+                                 to_max_new_tokens(max_new_tokens), extra_key, to_window(window));
           },
           py::arg("seq_id"), py::arg("token_ids"), py::kw_only(),
-          py::arg("max_new_tokens") = py::none(), py::arg("extra_key") = py::bytes())
+          py::arg("max_new_tokens") = py::none(), py::arg("extra_key") = py::bytes(),
+          py::arg("window") = 0)
+      .def(
+          "max_window_blocks",
+          [](const BlockManager& self, py::handle window, py::handle num_tokens) {
+            return self.max_window_blocks(to_integer(window, "window", 1, kMaxSeqLen),
+                                          to_integer(num_tokens, "num_tokens", 0, kMaxSeqLen));
+          },
+          py::arg("window"), py::arg("num_tokens") = 1)
       .def(
           "append",
           [](BlockManager& self, py::handle seq_id, py::handle num_tokens) {
@@ -118,6 +129,13 @@ void bind_single_calls(py::class_<BlockManager>& manager) {
       .def(
           "free", [](BlockManager& self, py::handle seq_id) { self.free(to_seq_id(seq_id)); },
           py::arg("seq_id"))
+      .def(
+          "free_behind",
+          [](BlockManager& self, py::handle seq_id, py::handle first_needed_token) {
+            return self.free_behind(to_seq_id(seq_id),
+                                    to_integer(first_needed_token, "first_needed_token"));
+          },
+          py::arg("seq_id"), py::arg("first_needed_token"))
       .def(
           "publish",
           [](BlockManager& self, py::handle seq_id, py::handle token_ids,
@@ -136,6 +154,12 @@ void bind_single_calls(py::class_<BlockManager>& manager) {
           "block_table",
           [](const BlockManager& self, py::handle seq_id) {
             return to_numpy(self.sequence(to_seq_id(seq_id)).table);
+          },
+          py::arg("seq_id"))
+      .def(
+          "num_freed_blocks",
+          [](const BlockManager& self, py::handle seq_id) {
+            return self.sequence(to_seq_id(seq_id)).num_freed;
           },
           py::arg("seq_id"))
       .def(
@@ -181,6 +205,14 @@ void bind_batch_calls(py::class_<BlockManager>& manager) {
             self.free_batch(Ids(seq_ids, "seq_ids").span());
           },
           py::arg("seq_ids"))
+      .def(
+          "free_behind_batch",
+          [](BlockManager& self, py::handle seq_ids, py::handle first_needed_tokens) {
+            return self.free_behind_batch(
+                Ids(seq_ids, "seq_ids").span(),
+                Counts(first_needed_tokens, "first_needed_tokens").span());
+          },
+          py::arg("seq_ids"), py::arg("first_needed_tokens"))
       .def(
           "publish_batch",
           [](BlockManager& self, py::handle seq_ids, py::handle token_ids, py::handle counts,

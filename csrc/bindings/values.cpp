@@ -50,6 +50,8 @@ void bind_values(py::module_& module) {
   py::register_exception<DoubleFree>(module, "DoubleFree", PyExc_RuntimeError);
   py::register_exception<InvariantViolation>(module, "InvariantViolation", PyExc_RuntimeError);
 
+  module.attr("FREED_BLOCK") = kFreedBlock;
+
   py::native_enum<CanAllocate>(module, "CanAllocate", "enum.Enum")
       .value("OK", CanAllocate::kOk)
       .value("LATER", CanAllocate::kLater)

@@ -103,6 +103,12 @@ void BlockAllocator::settle(BlockId block) {
   }
 }
 
+void BlockAllocator::touch(BlockId block) {
+  if (meta_[index(block)].state != BlockState::kCachedIdle) return;
+  unlink(block);
+  link_last(idle_list(), block);
+}
+
 std::optional<BlockId> BlockAllocator::oldest_idle() const {
   const BlockId block = meta_[idle_list()].next;
   if (block == idle_list()) return std::nullopt;

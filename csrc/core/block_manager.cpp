@@ -73,7 +73,7 @@ std::int64_t BlockManager::match(std::span<const TokenId> tokens,
 
 BlockManager::Plan BlockManager::plan(std::span<const TokenId> tokens,
                                       std::optional<std::int64_t> max_new_tokens,
-                                      std::string_view extra_key) const {
+                                      std::string_view extra_key, std::int64_t window) const {
   blocks_.clear();
   if (cache_) cache_->match(extra_key, tokens, max_match_blocks(tokens.size()), blocks_);
   const auto num_cached = static_cast<std::int64_t>(blocks_.size()) * block_size_;
@@ -81,21 +81,27 @@ BlockManager::Plan BlockManager::plan(std::span<const TokenId> tokens,
   Plan plan;
   plan.num_tokens = num_cached + std::min(num_rest, max_new_tokens.value_or(num_rest));
   plan.num_new_blocks = num_blocks_for(plan.num_tokens) - static_cast<std::int64_t>(blocks_.size());
-  for (const BlockId block : blocks_)
-    plan.num_idle_hits += pool_.state(block) == BlockState::kCachedIdle;
+  plan.num_freed_hits = num_hits_behind(window);
+  for (std::size_t i = static_cast<std::size_t>(plan.num_freed_hits); i < blocks_.size(); ++i)
+    plan.num_idle_hits += pool_.state(blocks_[i]) == BlockState::kCachedIdle;
   return plan;
 }
 
 CanAllocate BlockManager::can_allocate(std::span<const TokenId> tokens,
                                        std::optional<std::int64_t> max_new_tokens,
-                                       std::int64_t reserve_tokens,
-                                       std::string_view extra_key) const {
+                                       std::int64_t reserve_tokens, std::string_view extra_key,
+                                       std::int64_t window) const {
   check_prompt(tokens, "can_allocate");
   checked("reserve_tokens", reserve_tokens, 0, kMaxSeqLen);
+  checked("window", window, 0, kMaxSeqLen);
   if (max_new_tokens) checked("max_new_tokens", *max_new_tokens, 0, kMaxSeqLen);
   const auto num_tokens = static_cast<std::int64_t>(tokens.size());
-  if (num_tokens + reserve_tokens > kMaxSeqLen ||
-      num_blocks_for(num_tokens + reserve_tokens) > num_blocks()) {
+  std::int64_t num_at_most = num_blocks_for(num_tokens + reserve_tokens);
+  if (window > 0) {
+    num_at_most =
+        std::min(num_at_most, max_window_blocks(window, max_new_tokens.value_or(num_tokens)));
+  }
+  if (num_tokens + reserve_tokens > kMaxSeqLen || num_at_most > num_blocks()) {
     return CanAllocate::kNever;
   }
   // With nothing else alive there is nobody to keep blocks for: a prompt that only fits in the
@@ -103,7 +109,7 @@ CanAllocate BlockManager::can_allocate(std::span<const TokenId> tokens,
   const std::int64_t num_left = sequences_.size() == 0 ? 0 : watermark_blocks_;
   if (num_allocatable_blocks() - num_blocks_for(num_tokens) >= num_left)
     return CanAllocate::kOk;  // needs no match
-  const Plan needed = plan(tokens, max_new_tokens, extra_key);
+  const Plan needed = plan(tokens, max_new_tokens, extra_key, window);
   // A hit on an idle block takes it from those that can be allocated, just as a new block does.
   const bool fits =
       num_allocatable_blocks() - needed.num_new_blocks - needed.num_idle_hits >= num_left;
@@ -112,12 +118,13 @@ CanAllocate BlockManager::can_allocate(std::span<const TokenId> tokens,
 
 std::int64_t BlockManager::allocate(SeqId id, std::span<const TokenId> tokens,
                                     std::optional<std::int64_t> max_new_tokens,
-                                    std::string_view extra_key) {
+                                    std::string_view extra_key, std::int64_t window) {
   check_prompt(tokens, "allocate");
   if (max_new_tokens) checked("max_new_tokens", *max_new_tokens, 0, kMaxSeqLen);
+  checked("window", window, 0, kMaxSeqLen);
   checked("the number of token_ids", static_cast<std::int64_t>(tokens.size()), 1, kMaxSeqLen);
   if (contains(id)) throw std::invalid_argument("seq_id " + std::to_string(id) + " exists already");
-  const Plan needed = plan(tokens, max_new_tokens, extra_key);
+  const Plan needed = plan(tokens, max_new_tokens, extra_key, window);
   const std::int64_t num_there = num_allocatable_blocks() - needed.num_idle_hits;
   if (needed.num_new_blocks > num_there)
     throw_out_of_blocks("allocate", needed.num_new_blocks, num_there);
@@ -141,7 +148,11 @@ std::int64_t BlockManager::allocate(SeqId id, std::span<const TokenId> tokens,
   if (cache_)
     sequence.tokens.assign(tokens.begin() + static_cast<std::ptrdiff_t>(num_cached), tokens.end());
   // Hits first, so that none of them is evicted for a new block.
-  for (const BlockId block : blocks_) {
+  touch_hits_behind(needed.num_freed_hits);
+  sequence.num_freed = needed.num_freed_hits;
+  sequence.table.assign(static_cast<std::size_t>(needed.num_freed_hits), kFreedBlock);
+  for (std::size_t i = sequence.table.size(); i < blocks_.size(); ++i) {
+    const BlockId block = blocks_[i];
     if (pool_.ref_count(block) == 0) num_tokens_ += block_size_;
     pool_.add_ref(block);
     sequence.table.push_back(block);

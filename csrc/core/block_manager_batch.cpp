@@ -161,6 +161,7 @@ void BlockManager::fork_batch(std::span<const SeqId> parents, std::span<const Se
     child.num_known = parent.num_known;
     child.num_unused = parent.num_unused;
     child.num_published = parent.num_published;
+    child.num_freed = parent.num_freed;
     child.may_share_last = true;
     child.is_swapped = parent.is_swapped;
     child.can_publish = parent.can_publish;
@@ -168,7 +169,8 @@ void BlockManager::fork_batch(std::span<const SeqId> parents, std::span<const Se
     child.tokens.assign(parent.tokens.begin() + static_cast<std::ptrdiff_t>(parent.tokens_begin),
                         parent.tokens.end());
     child.table.assign(parent.table.begin(), parent.table.end());
-    for (const BlockId block : child.table) {
+    for (std::size_t j = static_cast<std::size_t>(child.num_freed); j < child.table.size(); ++j) {
+      const BlockId block = child.table[j];
       block >= 0 ? pool_.add_ref(block) : cpu_pool_.add_ref(-1 - block);
     }
     if (child.root != kNoNode) cache_->add_root_holder(child.root);
@@ -199,8 +201,9 @@ void BlockManager::free_batch(std::span<const SeqId> ids) {
 void BlockManager::release_table(Sequence& sequence) {
   constexpr std::size_t kAhead = 12;
   const std::vector<BlockId>& table = sequence.table;
+  const auto num_freed = static_cast<std::size_t>(sequence.num_freed);
   std::int64_t num_tokens = block_size_ - sequence.num_unused;  // in the block at hand
-  for (std::size_t i = table.size(); i-- > 0; num_tokens = block_size_) {
+  for (std::size_t i = table.size(); i-- > num_freed; num_tokens = block_size_) {
     const BlockId block = table[i];
     if (i >= kAhead && table[i - kAhead] >= 0) pool_.prefetch(table[i - kAhead]);
     if (block < 0) {

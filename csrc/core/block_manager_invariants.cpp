@@ -45,11 +45,13 @@ void BlockManager::check_invariants() const {
            std::to_string(sequence.num_tokens) + " tokens and " +
            std::to_string(sequence.num_unused) + " unused");
     }
-    std::vector<BlockId> sorted(sequence.table);
+    check_freed(sequence, name);
+    const auto num_freed = static_cast<std::size_t>(sequence.num_freed);
+    std::vector<BlockId> sorted(sequence.table.begin() + sequence.num_freed, sequence.table.end());
     std::sort(sorted.begin(), sorted.end());
     if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
       fail("I2: " + name + " holds a block twice");
-    for (std::size_t i = 0; i < sequence.table.size(); ++i) {
+    for (std::size_t i = num_freed; i < sequence.table.size(); ++i) {
       const BlockId entry = sequence.table[i];
       if (entry < 0) {
         if (!sequence.is_swapped) fail("I7: " + name + " is not swapped out and has CPU blocks");
@@ -82,6 +84,22 @@ void BlockManager::check_invariants() const {
   }
 }
 
+// The entries behind the window are the leading ones, and what could be published next has its
+// parent.
+void BlockManager::check_freed(const Sequence& sequence, const std::string& name) const {
+  const auto num_freed = static_cast<std::size_t>(sequence.num_freed);
+  if (num_freed > sequence.table.size()) fail("I2: " + name + " gave back more than its table has");
+  for (std::size_t i = 0; i < sequence.table.size(); ++i) {
+    if ((sequence.table[i] == kFreedBlock) != (i < num_freed)) {
+      fail("I2: " + name + " gave back " + std::to_string(num_freed) +
+           " leading blocks, and its entry " + std::to_string(i) + " says otherwise");
+    }
+  }
+  if (sequence.can_publish && num_freed > 0 && sequence.num_freed >= sequence.num_published) {
+    fail("I4: " + name + " could publish a block whose parent it does not hold");
+  }
+}
+
 void BlockManager::check_published(const Sequence& sequence, const std::string& name) const {
   const std::int64_t num_published_tokens =
       static_cast<std::int64_t>(sequence.num_published) * block_size_;
@@ -93,10 +111,11 @@ void BlockManager::check_published(const Sequence& sequence, const std::string& 
                                   sequence.num_known) {
     fail("I4: " + name + " does not keep the ids that follow its published blocks");
   }
-  for (std::int32_t i = 0; i < sequence.num_published; ++i) {
+  for (std::int32_t i = sequence.num_freed; i < sequence.num_published; ++i) {
     const BlockId block = sequence.table[i];
     if (block < 0 || !pool_.is_findable(block))
       break;  // the chain was broken; the next publish finds out
+    if (i > 0 && i == sequence.num_freed) continue;  // its parent is not held any more
     if (cache_->parent(block) != (i == 0 ? sequence.root : sequence.table[i - 1])) {
       fail("I4: " + name + " has published block " + std::to_string(block) +
            " below another parent");

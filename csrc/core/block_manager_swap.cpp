@@ -44,7 +44,7 @@ std::vector<BlockId> BlockManager::held_alone() const {
       throw std::invalid_argument("seq_id " + std::to_string(sequence.id) +
                                   " is swapped out already");
     }
-    blocks.insert(blocks.end(), sequence.table.begin(), sequence.table.end());
+    blocks.insert(blocks.end(), sequence.table.begin() + sequence.num_freed, sequence.table.end());
   }
   std::sort(blocks.begin(), blocks.end());
   std::size_t num_kept = 0;
@@ -65,8 +65,9 @@ std::vector<BlockId> BlockManager::cpu_blocks() const {
     if (!sequence.is_swapped) {
       throw std::invalid_argument("seq_id " + std::to_string(sequence.id) + " is not swapped out");
     }
-    for (const BlockId entry : sequence.table) {
-      if (entry < 0) blocks.push_back(-1 - entry);
+    for (std::size_t i = static_cast<std::size_t>(sequence.num_freed); i < sequence.table.size();
+         ++i) {
+      if (sequence.table[i] < 0) blocks.push_back(-1 - sequence.table[i]);
     }
   }
   std::sort(blocks.begin(), blocks.end());
@@ -122,10 +123,12 @@ std::vector<BlockCopy> BlockManager::swap_out(std::span<const SeqId> ids) {
     Unpublished& of = unpublished[i];
     of.first = sequence.num_published;
     if (!sequence.can_publish) continue;
-    for (std::int32_t j = sequence.num_published; j-- > 0;) {
+    for (std::int32_t j = sequence.num_published; j-- > sequence.num_freed;) {
       if (!cache_->is_published(sequence.table[j])) of.is_chain_whole = false;
       if (find_move(moves, sequence.table[j]) != nullptr) of.first = j;
     }
+    // Behind a window the parent of the first block left is not held, so nothing could follow it.
+    if (of.first == sequence.num_freed && of.first > 0) of.is_chain_whole = false;
     if (of.is_chain_whole && of.first < sequence.num_published)
       of.tokens = tokens_from(sequence, of.first);
   }
@@ -134,7 +137,8 @@ std::vector<BlockCopy> BlockManager::swap_out(std::span<const SeqId> ids) {
 
   for (std::size_t i = 0; i < ids.size(); ++i) {
     Sequence& sequence = sequences_.at(slots_[i]);
-    for (std::size_t j = 0; j < sequence.table.size(); ++j) {
+    for (std::size_t j = static_cast<std::size_t>(sequence.num_freed); j < sequence.table.size();
+         ++j) {
       BlockId& entry = sequence.table[j];
       Move* move = find_move(moves, entry);
       if (move == nullptr) continue;
@@ -175,7 +179,8 @@ std::vector<BlockCopy> BlockManager::swap_in(std::span<const SeqId> ids) {
 
   for (const std::int32_t slot : slots_) {
     Sequence& sequence = sequences_.at(slot);
-    for (std::size_t j = 0; j < sequence.table.size(); ++j) {
+    for (std::size_t j = static_cast<std::size_t>(sequence.num_freed); j < sequence.table.size();
+         ++j) {
       BlockId& entry = sequence.table[j];
       if (entry >= 0) continue;
       const BlockId cpu_block = -1 - entry;

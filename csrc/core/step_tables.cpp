@@ -42,6 +42,12 @@ void StepTables::check_writable(const Sequence& sequence, std::int64_t first_pos
         std::to_string(first_position) + ", but its first " +
         std::to_string(sequence.num_published * block_size) + " positions are published");
   }
+  if (first_position < sequence.num_freed * block_size) {
+    throw InvariantViolation("I5: seq_id " + std::to_string(sequence.id) +
+                             " would write position " + std::to_string(first_position) +
+                             ", but its first " + std::to_string(sequence.num_freed * block_size) +
+                             " positions lie behind the window and were given back");
+  }
   // From the back, where nearly always the only block to write is the last one.
   std::int64_t block_start = sequence.num_tokens + sequence.num_unused;
   for (std::size_t i = sequence.table.size(); block_start > first_position; --i) {
@@ -161,7 +167,8 @@ std::int64_t StepTables::write(std::span<const SeqId> ids, std::span<const std::
 
     Written& written = buffer.slots[static_cast<std::size_t>(slots[i])];
     const bool is_known = only_changed && written.table_stamp == sequence.table_stamp;
-    const std::size_t first = is_known ? written.num_entries : 0;
+    const std::size_t first =
+        std::max(is_known ? written.num_entries : 0, static_cast<std::size_t>(sequence.num_freed));
     if (first < num_blocks) {
       std::copy(table + first, table + num_blocks,
                 buffers.block_tables + slots[i] * buffers.block_table_stride + first);

@@ -19,6 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+FREED_BLOCK: int
+"""-2**31: entry of a block table whose block free_behind gave back."""
+
 class OutOfBlocks(RuntimeError):
     """A pool has fewer blocks than the call needs; the message gives both numbers."""
 
@@ -128,7 +131,7 @@ class Snapshot:
         """[num_sequences + 1]: sequence i has block_ids[loc[i] : loc[i + 1]]."""
     @property
     def block_ids(self) -> NDArray[np.int32]:
-        """Block tables one after another; -1 - i is block i of the CPU pool."""
+        """Block tables one after another; -1 - i is block i of the CPU pool, FREED_BLOCK none."""
 
 class BlockManager:
     """The whole memory policy of a paged KV cache, as arithmetic on ids.
@@ -180,10 +183,12 @@ class BlockManager:
         max_new_tokens: int | None = None,
         reserve_tokens: int = 0,
         extra_key: bytes = b"",
+        window: int = 0,
     ) -> CanAllocate:
-        """NEVER if len(token_ids) + reserve_tokens do not fit in the whole pool. LATER if the
-        blocks for the cached prefix plus max_new_tokens (default: all the rest) cannot be taken
-        now, or would leave fewer than the watermark while other sequences live. Otherwise OK."""
+        """NEVER if len(token_ids) + reserve_tokens do not fit in the whole pool; with a window, if
+        max_window_blocks(window, max_new_tokens) do not either. LATER if the blocks for the cached
+        prefix plus max_new_tokens (default: all the rest) cannot be taken now, or would leave fewer
+        than the watermark while other sequences live. Otherwise OK."""
     def allocate(
         self,
         seq_id: int,
@@ -191,12 +196,15 @@ class BlockManager:
         *,
         max_new_tokens: int | None = None,
         extra_key: bytes = b"",
+        window: int = 0,
     ) -> int:
         """Create seq_id, take its cached prefix, and blocks for up to max_new_tokens tokens after
         it (default: all).
 
         Returns the number of cached tokens. The sequence then holds cached + min(rest,
-        max_new_tokens) tokens; later chunks come by append. Looks at no watermark.
+        max_new_tokens) tokens; later chunks come by append. Looks at no watermark. window: a token
+        sees the last window tokens, itself included (0: all); of a cached prefix only the blocks
+        that the next token sees are held then, as if free_behind had given back the others.
 
         Raises:
             OutOfBlocks, ValueError (seq_id exists, token_ids empty or negative).
@@ -211,6 +219,24 @@ class BlockManager:
         been computed: a shared block that is still to be written is refused by StepTables (I5)."""
     def free(self, seq_id: int) -> None:
         """Drop the sequence's references. Unknown id: UnknownSequence; freed before: DoubleFree."""
+    def free_behind(self, seq_id: int, first_needed_token: int) -> int:
+        """Give back the blocks wholly before position first_needed_token, which no later step will
+        read: for a sliding window and num_computed tokens computed, num_computed - window + 1.
+        Returns how many.
+
+        The block table keeps its logical positions, with FREED_BLOCK in theirs. Published blocks
+        stay findable until they are evicted. The last published block stays held while more can
+        follow it, so a window shorter than a block keeps one more; a block behind the window that
+        was not published ends the sequence's publishing, and so does swap_out of the first block
+        that is left. Values that do not rise free nothing.
+
+        Example: block_size 4, table [5, 3, 7], 10 tokens computed, window 5: position 10 sees 6 to
+        10, so free_behind(0, 6) gives back block 5 and the table is [FREED_BLOCK, 3, 7].
+        """
+    def max_window_blocks(self, window: int, num_tokens: int = 1) -> int:
+        """The most blocks that a sequence holds at once which computes num_tokens a step and calls
+        free_behind after each: 1 + ceil((max(window - 1, block_size) + num_tokens - 1) /
+        block_size)."""
     def publish(self, seq_id: int, token_ids: ArrayLike, num_computed_tokens: int) -> None:
         """Full blocks below num_computed_tokens become findable.
 
@@ -225,7 +251,10 @@ class BlockManager:
     def num_tokens(self, seq_id: int) -> int:
         """Positions held, computed or not."""
     def block_table(self, seq_id: int) -> NDArray[np.int32]:
-        """[num_blocks of the sequence], a copy; a swapped-out entry is -1 - cpu_block."""
+        """[num_blocks of the sequence], a copy; a swapped-out entry is -1 - cpu_block, and one that
+        free_behind gave back FREED_BLOCK."""
+    def num_freed_blocks(self, seq_id: int) -> int:
+        """Leading entries of its block table that are FREED_BLOCK."""
     def is_swapped(self, seq_id: int) -> bool: ...
     def __contains__(self, seq_id: int) -> bool: ...
     # -- batches: one call a step; a sequence stands at most once in a batch --------------------
@@ -236,6 +265,7 @@ class BlockManager:
     def fork_batch(self, parent_ids: ArrayLike, child_ids: ArrayLike) -> None:
         """A parent may stand several times."""
     def free_batch(self, seq_ids: ArrayLike) -> None: ...
+    def free_behind_batch(self, seq_ids: ArrayLike, first_needed_tokens: ArrayLike) -> int: ...
     def publish_batch(
         self,
         seq_ids: ArrayLike,
@@ -303,7 +333,7 @@ class StepTables:
             query_lens: [num_seqs]: this step's tokens of each sequence, already appended.
             slots: [num_seqs]: the sequence's stable row in block_tables, each once.
             block_tables: int32 [more rows than the largest slot, at least max_num_blocks]. Entries
-                past a sequence's table are left alone.
+                past a sequence's table, and those that free_behind gave back, are left alone.
             slot_mapping: int64 [at least num_tokens].
             positions: int64 [at least num_tokens].
             seq_lens: int32 [at least num_seqs].
@@ -315,7 +345,8 @@ class StepTables:
         Returns the number of tokens.
 
         Raises:
-            InvariantViolation: I5, a token would be written into a shared or published block.
+            InvariantViolation: I5, a token would be written into a shared or published block, or
+                one that was given back.
 
         Example: block_size 4, sequence 7 with blocks [9, 2] and 6 tokens, the last one new:
         write([7], [1], [3], ...) writes block_tables[3, :2] = [9, 2], slot_mapping[0] = 2 * 4 + 1,

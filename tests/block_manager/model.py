@@ -11,32 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from model_values import FREED, Block, Key, Seq
+
 from pagedkv.block_manager import CanAllocate, DoubleFree, OutOfBlocks, UnknownSequence
-
-Key = tuple[Any, tuple[int, ...]]  # (parent block or extra key, tokens)
-
-
-@dataclass(eq=False)
-class Block:
-    """A block with content; free ones have no object."""
-
-    id: int
-    num_refs: int = 0
-    key: Key | None = None  # published under this
-    is_incoming: bool = False  # swapped in beside a step
-
-
-@dataclass
-class Seq:
-    """A sequence; `table` mixes pool blocks and, while swapped, CPU blocks."""
-
-    table: list[Block]
-    tokens: list[int]  # known ids
-    extra_key: bytes
-    num_tokens: int
-    num_published: int
-    can_publish: bool = True
-    is_swapped: bool = False
 
 
 @dataclass
@@ -47,6 +24,7 @@ class Model:
     block_size: int
     num_cpu_blocks: int
     watermark: float
+    window: int = 0
     seqs: dict[int, Seq] = field(default_factory=dict)
     freed: set[int] = field(default_factory=set)
     blocks: dict[int, Block] = field(default_factory=dict)  # by id, all that are not free
@@ -98,10 +76,19 @@ class Model:
         hits = self.hits(tokens, extra_key)
         num_tokens = min(len(tokens), len(hits) * self.block_size + limit)
         num_new = self.blocks_for(num_tokens) - len(hits)
-        return hits, num_tokens, num_new + sum(block in self.idle for block in hits)
+        held = hits[self.num_behind(hits) :]
+        return hits, num_tokens, num_new + sum(block in self.idle for block in held)
+
+    def num_behind(self, hits: list[Block]) -> int:
+        kept = max(self.window - 1, self.block_size)
+        return max(0, len(hits) * self.block_size - kept) // self.block_size if self.window else 0
 
     def can_allocate(self, tokens: Sequence[int], limit: int, extra_key: bytes) -> CanAllocate:
-        if self.blocks_for(len(tokens)) > self.num_blocks:
+        most = self.blocks_for(len(tokens))
+        if self.window:
+            span = max(self.window - 1, self.block_size) + limit
+            most = min(most, 1 + self.blocks_for(span - 1))
+        if most > self.num_blocks:
             return CanAllocate.NEVER
         left = int(self.watermark * self.num_blocks) if self.seqs else 0
         fits = self.num_allocatable - self.plan(tokens, limit, extra_key)[2] >= left
@@ -163,12 +150,18 @@ class Model:
         hits, num_tokens, num_taken = self.plan(tokens, limit, extra_key)
         if num_taken > self.num_allocatable:
             raise OutOfBlocks
-        for block in hits:
+        behind = self.num_behind(hits)
+        for block in reversed(hits[:behind]):
+            if block in self.idle:
+                self.idle[block] = self.idle.pop(block)
+        for block in hits[behind:]:
             self.hold(block)
         num_new = self.blocks_for(num_tokens) - len(hits)
         self.make_room(num_new)
-        table = hits + [self.take(block_id, self.blocks) for block_id in observed[len(hits) :]]
+        table = [FREED] * behind + hits[behind:]
+        table += [self.take(block_id, self.blocks) for block_id in observed[len(hits) :]]
         self.seqs[seq_id] = Seq(table, list(tokens), extra_key, num_tokens, len(hits))
+        self.seqs[seq_id].num_freed = behind
         self.freed.discard(seq_id)
         self.counts["prefix_cache_queries"] += len(tokens)
         self.counts["prefix_cache_hits"] += len(hits) * self.block_size
@@ -252,9 +245,9 @@ class Model:
             raise ValueError("exists")
         child = Seq(
             list(parent.table), list(parent.tokens), parent.extra_key, parent.num_tokens,
-            parent.num_published, parent.can_publish, parent.is_swapped,
+            parent.num_published, parent.can_publish, parent.is_swapped, parent.num_freed,
         )  # fmt: skip
-        for block in child.table:
+        for block in child.held:
             block.num_refs += 1
         self.seqs[child_id] = child
         self.freed.discard(child_id)
@@ -265,21 +258,42 @@ class Model:
                 raise DoubleFree
             self.get(seq_id)
         for seq_id in seq_ids:
-            for block in reversed(self.seqs.pop(seq_id).table):
+            for block in reversed(self.seqs.pop(seq_id).held):
                 self.drop(block, self.cpu if self.cpu.get(block.id) is block else self.blocks)
             self.freed.add(seq_id)
+
+    def free_behind_batch(self, seq_ids: list[int], first_needed: list[int]) -> int:
+        for seq, first in zip(self.get_all(seq_ids), first_needed, strict=True):
+            if seq.is_swapped or not 0 <= first <= seq.num_tokens:
+                raise ValueError("swapped or out of range")
+        num_dropped = 0
+        for seq_id, first in zip(seq_ids, first_needed, strict=True):
+            seq, end = self.seqs[seq_id], first // self.block_size
+            if end <= seq.num_freed:
+                continue
+            if seq.can_publish and end == seq.num_published:
+                end -= 1
+            seq.can_publish = seq.can_publish and end <= seq.num_published
+            for i in reversed(range(seq.num_freed, end)):
+                self.drop(seq.table[i], self.blocks)
+                seq.table[i] = FREED
+                num_dropped += 1
+            seq.num_freed = end
+        return num_dropped
 
     def swap_out(self, seq_ids: list[int], observed: list[list[int]]) -> list[tuple[int, int]]:
         seqs = self.get_all(seq_ids)
         if any(seq.is_swapped for seq in seqs):
             raise ValueError("swapped")
-        held = [block for seq in seqs for block in seq.table]
+        held = [block for seq in seqs for block in seq.held]
         alone = {block for block in held if held.count(block) == block.num_refs}
         if len(alone) > self.num_cpu_blocks - len(self.cpu):
             raise OutOfBlocks
         pairs: dict[Block, Block] = {}
         for seq, ids in zip(seqs, observed, strict=True):
-            published = seq.table[: seq.num_published]
+            published = seq.table[seq.num_freed : seq.num_published]
+            if seq.num_freed > 0 and any(block in alone for block in published[:1]):
+                seq.can_publish = False  # its parent is not held
             if seq.can_publish and any(block.key is None for block in published):
                 seq.can_publish = False
             for i, block in enumerate(seq.table):

@@ -29,6 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shuffled": {"num_blocks": 16, "block_size": 3, "shuffle_seed": 5, "watermark": 0.2},
     "weak_hash": {"num_blocks": 16, "block_size": 2, "shuffle_seed": 6, "hash_bits": 4},
     "swap": {"num_blocks": 12, "block_size": 2, "num_cpu_blocks": 7, "shuffle_seed": 7},
+    "window": {"num_blocks": 12, "block_size": 2, "num_cpu_blocks": 5, "window": 5},
 }
 REFUSALS = (ValueError, OutOfBlocks, UnknownSequence, DoubleFree)
 
@@ -37,13 +38,18 @@ class Pair:
     """The real manager and the model, driven through the same operations."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.manager = BlockManager(**{"watermark": 0.0, **config})
+        config = {"watermark": 0.0, "window": 0, **config}
+        self.window = config.pop("window")
+        self.manager = BlockManager(**config)
         self.model = Model(
             config["num_blocks"],
             config["block_size"],
             config.get("num_cpu_blocks", 0),
-            config.get("watermark", 0.0),
+            config["watermark"],
+            self.window,
         )
+
+    num_freed = 0  # calls of free_behind that gave blocks back
 
     def both(self, real: Callable[[], Any], predicted: Callable[[], Any]) -> Any:
         """Runs both; they give equal results or refuse for the same reason. Returns the result."""
@@ -81,10 +87,13 @@ class Pair:
         manager, model = self.manager, self.model
         cached = manager.match(tokens, extra_key=key)
         assert cached == len(model.hits(tokens, key)) * model.block_size
-        answer = manager.can_allocate(tokens, max_new_tokens=limit, extra_key=key)
+        window = self.window
+        answer = manager.can_allocate(tokens, max_new_tokens=limit, extra_key=key, window=window)
         assert answer is model.can_allocate(tokens, limit, key)
         self.both(
-            lambda: manager.allocate(seq_id, tokens, max_new_tokens=limit, extra_key=key),
+            lambda: manager.allocate(
+                seq_id, tokens, max_new_tokens=limit, extra_key=key, window=window
+            ),
             lambda: model.allocate(seq_id, tokens, limit, key, self.table(seq_id)),
         )
 
@@ -131,6 +140,17 @@ class Pair:
         seq_ids = self.pick_some(a, b, c)
         self.both(lambda: self.manager.free_batch(seq_ids), lambda: self.model.free_batch(seq_ids))
 
+    def free_behind(self, a: int, b: int, c: int) -> None:
+        if self.window == 0:
+            return
+        seq_ids = self.pick_some(a, b, c)
+        held = [s.num_tokens if (s := self.model.seqs.get(i)) else 0 for i in seq_ids]
+        first = [max(0, n - self.window + 1 + (c // 2 % 8 == 0) * self.window) for n in held]
+        self.num_freed += self.both(
+            lambda: self.manager.free_behind_batch(seq_ids, first),
+            lambda: self.model.free_behind_batch(seq_ids, first),
+        ) not in (0, *REFUSALS)
+
     def swap(self, a: int, b: int, c: int) -> None:
         seq_ids = self.pick_some(a, b, c)
         seq = self.model.seqs.get(seq_ids[0])
@@ -155,7 +175,7 @@ class Pair:
 
     OPERATIONS = (
         allocate, allocate, append, append, append, append, publish, publish,
-        fork, fork, free, swap, swap, step, step, reset,
+        fork, fork, free, swap, swap, step, step, reset, free_behind, free_behind, free_behind,
     )  # fmt: skip
 
     def operate(self, kind: int, a: int, b: int, c: int) -> None:
@@ -174,6 +194,7 @@ class Pair:
         for seq_id, seq in model.seqs.items():
             ids = [-1 - b.id if model.cpu.get(b.id) is b else b.id for b in seq.table]
             assert self.table(seq_id) == ids
+            assert manager.num_freed_blocks(seq_id) == seq.num_freed
             assert manager.num_tokens(seq_id) == seq.num_tokens
             assert manager.is_swapped(seq_id) == seq.is_swapped
         assert set(manager.take_evicted().tolist()) == model.evicted
@@ -215,10 +236,12 @@ def test_the_manager_is_the_dictionary_model(variant: str, shard: int) -> None:
         note(describe(operations))
         pair = run_sequence(VARIANTS[variant], operations)
         seen.update(pair.model.counts)
+        seen["num_freed"] += pair.num_freed
 
     check()
     assert num_run >= NUM_EXAMPLES
     # The sequences reach what they are to test.
     wanted = {"prefix_cache_hits", "num_copies", "num_evictions"}
-    wanted |= {"num_swapped_out", "num_swapped_in"} if variant == "swap" else set()
+    wanted |= {"num_swapped_out", "num_swapped_in"} if variant in ("swap", "window") else set()
+    wanted |= {"num_freed"} if variant == "window" else set()
     assert min(seen[name] for name in wanted) > NUM_EXAMPLES / 4, seen

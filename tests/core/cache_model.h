@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
@@ -46,11 +47,12 @@ class CacheModel {
   void write(std::int64_t slot, Tag tag) { pool_.at(static_cast<std::size_t>(slot)) = tag; }
   Tag read(std::int64_t slot) const { return pool_.at(static_cast<std::size_t>(slot)); }
 
-  // Throws if position i < num_computed of the sequence does not hold tags[i].
+  // Throws if position i < num_computed of the sequence does not hold tags[i]; what was given back
+  // behind a window is not looked at.
   void verify(const BlockManager& manager, SeqId id, std::span<const Tag> tags,
               std::int64_t num_computed) const {
     const Sequence& sequence = manager.sequence(id);
-    for (std::int64_t i = 0; i < num_computed; ++i) {
+    for (std::int64_t i = sequence.num_freed * block_size_; i < num_computed; ++i) {
       const BlockId block = sequence.table.at(static_cast<std::size_t>(i / block_size_));
       const std::vector<Tag>& memory = block >= 0 ? pool_ : cpu_;
       const std::int64_t at = (block >= 0 ? block : -1 - block) * block_size_ + i % block_size_;
@@ -89,12 +91,16 @@ class ModelEngine {
     std::vector<TokenId> tokens;  // all known ids
     std::string extra_key;
     std::int64_t num_computed = 0;
+    std::int64_t window = 0;  // 0: it sees all its tokens
   };
 
   Request start(SeqId id, std::vector<TokenId> prompt, std::string extra_key = {},
-                std::optional<std::int64_t> max_new_tokens = std::nullopt) {
-    Request request{.id = id, .tokens = std::move(prompt), .extra_key = std::move(extra_key)};
-    request.num_computed = manager.allocate(id, request.tokens, max_new_tokens, request.extra_key);
+                std::optional<std::int64_t> max_new_tokens = std::nullopt,
+                std::int64_t window = 0) {
+    Request request{
+        .id = id, .tokens = std::move(prompt), .extra_key = std::move(extra_key), .window = window};
+    request.num_computed =
+        manager.allocate(id, request.tokens, max_new_tokens, request.extra_key, window);
     manager.check_invariants();
     verify(request);
     return request;
@@ -103,8 +109,9 @@ class ModelEngine {
   void compute(Request& request) {
     const std::int64_t num_tokens = manager.sequence(request.id).num_tokens;
     const std::int64_t query_len = num_tokens - request.num_computed;
-    StepTables tables(manager, 1, manager.num_blocks());
-    PoisonedBuffers buffers(1, manager.num_blocks(), static_cast<std::size_t>(query_len), 1);
+    const auto num_entries = static_cast<std::int64_t>(manager.sequence(request.id).table.size());
+    StepTables tables(manager, 1, num_entries);
+    PoisonedBuffers buffers(1, num_entries, static_cast<std::size_t>(query_len), 1);
     const std::int64_t slot = 0;
     tables.write({&request.id, 1}, {&query_len, 1}, {&slot, 1}, buffers.view(), false);
     const std::vector<Tag> tags = tags_of(request.tokens, request.extra_key);
@@ -126,6 +133,13 @@ class ModelEngine {
     compute(request);
     publish(request);
     return request;
+  }
+  // What an engine does after a step of a model with a sliding window.
+  void free_behind(const Request& request) {
+    manager.free_behind(request.id,
+                        std::max<std::int64_t>(request.num_computed - request.window + 1, 0));
+    manager.check_invariants();
+    verify(request);
   }
   // A decode step with this token as its input.
   void decode(Request& request, TokenId token) {

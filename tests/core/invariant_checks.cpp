@@ -57,6 +57,21 @@ TEST(Invariants, I1_state_counts_add_up) {
       "I1");
 }
 
+TEST(Invariants, I2_freed_entries_are_the_leading_ones) {
+  const auto with = [](auto corrupt) {
+    return [=](Lively& l) {
+      l.manager.free_behind(1, 7);
+      l.manager.check_invariants();
+      corrupt(TestAccess::sequence(l.manager, 1));
+    };
+  };
+  expect_found(with([](Sequence& s) { ++s.num_freed; }), "gave back 2 leading blocks");
+  expect_found(with([](Sequence& s) { --s.num_freed; }), "its entry 0 says otherwise");
+  expect_found(with([](Sequence& s) { s.num_freed = 9; }), "more than its table has");
+  expect_found(with([](Sequence& s) { s.table.back() = kFreedBlock; }), "its entry 2");
+  expect_found(with([](Sequence& s) { s.num_published = 1; }), "whose parent it does not hold");
+}
+
 TEST(Invariants, I2_ref_counts_are_holders) {
   expect_found(
       [](Lively& l) { ++TestAccess::meta(l.pool, testing::table(l.manager, 1).back()).ref_count; },

@@ -88,8 +88,8 @@ inline std::string state_of(const BlockManager& manager) {
   for (const std::int32_t slot : manager.sequences().live_slots()) {
     const Sequence& q = manager.sequences().at(slot);
     out << q.id << ' ' << q.num_tokens << ' ' << q.num_known << ' ' << q.num_unused << ' '
-        << q.num_published << ' ' << q.is_swapped << q.can_publish << ' ' << q.root << ' '
-        << q.table_stamp << ' '
+        << q.num_published << ' ' << q.num_freed << ' ' << q.is_swapped << q.can_publish << ' '
+        << q.root << ' ' << q.table_stamp << ' '
         << check::show(std::vector<TokenId>(
                q.tokens.begin() + static_cast<std::ptrdiff_t>(q.tokens_begin), q.tokens.end()))
         << '\n';

@@ -84,13 +84,17 @@ TEST(MemoryFailure, ending_sequences_and_steps_needs_no_memory) {
   const Counts counts = {1, 1, 1};
   fresh.manager.publish_batch(ids, tokens(3), counts,
                               Counts{10, 10, 6});  // the scratch list grows to the batch
+  const Ids running = {0, 1};
+  const Counts first_needed = {8, 8};
   num_until_failure = 0;
   const StepId step = fresh.manager.begin_step();
+  const std::int64_t num_freed = fresh.manager.free_behind_batch(running, first_needed);
   fresh.manager.free_batch(ids);
   fresh.manager.end_step(step);
   const bool has_allocated = num_until_failure != 0;
   num_until_failure = -1;
   EXPECT_FALSE(has_allocated);
+  EXPECT_LT(0, num_freed);
   EXPECT_EQ(fresh.manager.num_allocatable_blocks(), 12);
   fresh.manager.check_invariants();
 }

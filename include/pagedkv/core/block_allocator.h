@@ -73,6 +73,8 @@ class BlockAllocator {
   // It cannot be found any more: an idle block becomes free.
   void forget(BlockId block);
   bool is_findable(BlockId block) const { return meta_[index(block)].is_findable; }
+  // If it is idle, it counts as the one used last.
+  void touch(BlockId block);
   // Least recently used idle block, if there is one.
   std::optional<BlockId> oldest_idle() const;
 

@@ -19,6 +19,12 @@
 // changes to that block and its own copy is released: one content, one block. So a table entry can
 // change in place, in publish and in copy-on-write; StepTables notices.
 //
+// Sliding windows. Where every layer sees only the last `window` tokens, free_behind() gives back
+// the blocks wholly before them; the table keeps its logical positions, with kFreedBlock in theirs.
+// What was published of them stays findable until it is evicted, oldest first, and with it what
+// lies below. A prefix is found from the first token on, as without a window, but a hit holds only
+// the blocks that the window still needs.
+//
 // Errors: std::invalid_argument for bad arguments, OutOfBlocks, UnknownSequence, DoubleFree
 // (types.h). Thread safety: none, and no locks: one thread owns a manager. Others read snapshots.
 //
@@ -77,20 +83,27 @@ class BlockManager {
   // tokens is the whole prompt, not empty. max_new_tokens: how many after the cached prefix get
   // blocks now (none: all).
 
+  // window: a token sees the last window tokens, itself included, and no more; 0: all. Then the
+  // caller computes max_new_tokens at a time and calls free_behind after each.
+
   // Tokens of a cached prefix, a multiple of block_size, at most size - 1: one token at least is
   // left to compute.
   std::int64_t match(std::span<const TokenId> tokens, std::string_view extra_key = {}) const;
-  // kNever: size + reserve_tokens positions do not fit in the whole pool. kLater: too few blocks
-  // can be taken now, or fewer than the watermark would remain while other sequences live.
-  // Otherwise kOk.
+  // kNever: size + reserve_tokens positions, or what a window needs of them at once
+  // (max_window_blocks), do not fit in the whole pool. kLater: too few blocks can be taken now, or
+  // fewer than the watermark would remain while other sequences live. Otherwise kOk.
   CanAllocate can_allocate(std::span<const TokenId> tokens,
                            std::optional<std::int64_t> max_new_tokens = std::nullopt,
-                           std::int64_t reserve_tokens = 0, std::string_view extra_key = {}) const;
+                           std::int64_t reserve_tokens = 0, std::string_view extra_key = {},
+                           std::int64_t window = 0) const;
   // Creates id with its cached prefix and blocks for up to max_new_tokens more; returns the cached
   // tokens. Looks at no watermark: whoever does not ask can_allocate may use the last block.
   std::int64_t allocate(SeqId id, std::span<const TokenId> tokens,
                         std::optional<std::int64_t> max_new_tokens = std::nullopt,
-                        std::string_view extra_key = {});
+                        std::string_view extra_key = {}, std::int64_t window = 0);
+  // The most blocks that a sequence holds at once which computes num_tokens at a time and calls
+  // free_behind after each.
+  std::int64_t max_window_blocks(std::int64_t window, std::int64_t num_tokens) const;
 
   // -- growing, sharing, ending: batches, and one sequence as a batch of one
   // -------------------------------------------
@@ -107,6 +120,15 @@ class BlockManager {
   void fork(SeqId parent, SeqId child) { fork_batch({&parent, 1}, {&child, 1}); }
   void free_batch(std::span<const SeqId> ids);
   void free(SeqId id) { free_batch({&id, 1}); }
+  // Gives back the blocks of ids[i] that lie wholly before position first_needed[i], which is at
+  // most its number of tokens; returns how many. No step launched later may read them or write
+  // there. The last published block stays while more can follow it, so a window shorter than a
+  // block keeps one more. A block that was not published by now ends its sequence's publishing.
+  std::int64_t free_behind_batch(std::span<const SeqId> ids,
+                                 std::span<const std::int64_t> first_needed);
+  std::int64_t free_behind(SeqId id, std::int64_t first_needed) {
+    return free_behind_batch({&id, 1}, {&first_needed, 1});
+  }
   // counts[i] of the concatenated tokens follow those that ids[i] is known to have (the prompt is
   // known from allocate); num_computed[i] positions of it have their K/V.
   void publish_batch(std::span<const SeqId> ids, std::span<const TokenId> tokens,
@@ -161,12 +183,13 @@ class BlockManager {
   struct Plan {
     std::int64_t num_tokens = 0;  // that the sequence will hold
     std::int64_t num_new_blocks = 0;
-    std::int64_t num_idle_hits = 0;
+    std::int64_t num_idle_hits = 0;   // of those that it will hold
+    std::int32_t num_freed_hits = 0;  // that lie behind the window
   };
 
   // block_manager.cpp
   Plan plan(std::span<const TokenId> tokens, std::optional<std::int64_t> max_new_tokens,
-            std::string_view extra_key) const;
+            std::string_view extra_key, std::int64_t window) const;
   std::int64_t max_match_blocks(std::size_t num_tokens) const;
   std::int64_t num_blocks_for(std::int64_t num_tokens) const {
     return (num_tokens + block_size_ - 1) / block_size_;
@@ -191,6 +214,12 @@ class BlockManager {
   std::int64_t num_copies_of_shared() const;
   void release_table(Sequence& sequence);
 
+  // block_manager_window.cpp
+  std::int64_t kept_tokens(std::int64_t window) const;
+  std::int32_t num_hits_behind(std::int64_t window) const;
+  void touch_hits_behind(std::int32_t num_hits);
+  std::int64_t free_leading_blocks(Sequence& sequence, std::int32_t end);
+
   // block_manager_publish.cpp
   void check_publish(std::span<const SeqId> ids, std::span<const TokenId> tokens,
                      std::span<const std::int64_t> counts,
@@ -209,6 +238,7 @@ class BlockManager {
   std::int64_t num_tokens_in(const Sequence& sequence, std::size_t index) const;
 
   // block_manager_invariants.cpp
+  void check_freed(const Sequence& sequence, const std::string& name) const;
   void check_published(const Sequence& sequence, const std::string& name) const;
 
   std::int32_t block_size_;

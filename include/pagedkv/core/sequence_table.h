@@ -22,11 +22,13 @@ namespace pagedkv {
 // three times.
 struct alignas(64) Sequence {
   SeqId id = 0;
-  // Logical block -> block id; while swapped out, -1 - block id of the CPU pool.
+  // Logical block -> block id; while swapped out, -1 - block id of the CPU pool; kFreedBlock in the
+  // first num_freed entries and nowhere else.
   std::vector<BlockId> table;
   // Positions held, computed or not.
   std::int64_t num_tokens = 0;
-  // Unique over all tables ever; new when an entry changes that was there before.
+  // Unique over all tables ever; new when an entry changes that was there before, but for one that
+  // becomes kFreedBlock.
   std::uint64_t table_stamp = 0;
   // Free positions in the last block.
   std::int32_t num_unused = 0;
@@ -39,6 +41,9 @@ struct alignas(64) Sequence {
   bool is_swapped = false;
   // False without prefix caching, and once the chain of published blocks is broken.
   bool can_publish = false;
+  // Leading blocks that were given back behind a sliding window. Below num_published, if that is
+  // not 0, while can_publish: the parent of the next block to publish stays held.
+  std::int32_t num_freed = 0;
 
   // Leading token ids that have been given to allocate and publish.
   std::int64_t num_known = 0;

@@ -8,8 +8,8 @@
 //   seq_lens[i] = n,  query_start_loc[i + 1] = query_start_loc[i] + q
 //
 // block_tables has a row per *slot*, the caller's stable place for a sequence in the device's
-// state, not per row of the batch. Entries past the end of a sequence's table are not touched; no
-// kernel may read them.
+// state, not per row of the batch. Entries past the end of a sequence's table, and those of blocks
+// given back behind its window, are not touched, and hold anything; no kernel may read them.
 //
 // Owns: the memory of what it last wrote into each slot of each block-table buffer, up to
 // kMaxBuffers buffers (a pinned pair used alternately needs two). The buffers are the caller's. A
@@ -17,8 +17,8 @@
 // call forget().
 //
 // A write happens whole or throws and changes nothing. Errors: std::invalid_argument,
-// UnknownSequence, and InvariantViolation for I5, nothing writes a block that is shared or
-// published. Thread safety: none; the manager's owner thread uses it.
+// UnknownSequence, and InvariantViolation for I5, nothing writes a block that is shared, published
+// or given back. Thread safety: none; the manager's owner thread uses it.
 
 #pragma once
 

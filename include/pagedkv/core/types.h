@@ -14,11 +14,12 @@
 namespace pagedkv {
 
 using BlockId = std::int32_t;  // index into the pool; in a block table, -1 - id stands for a block
-                               // of the CPU pool
+                               // of the CPU pool, kFreedBlock for one that free_behind gave back
 using SeqId = std::int64_t;    // chosen by the caller, any value
 using TokenId = std::int32_t;  // not negative
 using StepId = std::int64_t;   // 1, 2, 3, ... in the order of launch
 
+inline constexpr BlockId kFreedBlock = std::numeric_limits<BlockId>::min();
 inline constexpr std::int64_t kMaxNumBlocks = std::int64_t{1} << 26;
 inline constexpr std::int64_t kMaxBlockSize = std::int64_t{1} << 16;
 inline constexpr std::int64_t kMaxSeqLen =

@@ -14,6 +14,7 @@ Example: two requests share a prompt's blocks, then one of them writes::
 """
 
 from pagedkv._core import (
+    FREED_BLOCK,
     BlockManager,
     BlockState,
     CanAllocate,
@@ -27,6 +28,7 @@ from pagedkv._core import (
 )
 
 __all__ = [
+    "FREED_BLOCK",
     "BlockManager",
     "BlockState",
     "CanAllocate",

@@ -43,7 +43,8 @@ class Engine {
         config_(draw_config()),
         manager_(config_),
         cache_(config_.num_blocks, config_.num_cpu_blocks, config_.block_size),
-        tables_(manager_, 64, 256) {}
+        tables_(manager_, 64, 256),
+        window_(bytes_.below(2) == 0 ? 0 : 1 + bytes_.below(14)) {}
 
   void run() {
     for (int i = 0; i < 200 && !bytes_.is_empty(); ++i) {
@@ -135,6 +136,7 @@ class Engine {
         return swap_in();
       default:
         if (bytes_.below(8) == 0) manager_.reset_prefix_cache();
+        for (const SeqId id : draw_ids()) free_behind(id);
     }
   }
 
@@ -150,11 +152,12 @@ class Engine {
     live.extra_key = std::string(static_cast<std::size_t>(bytes_.below(2)), 'k');
     live.prompt_len = live.num_told = len;
     const std::int64_t chunk = bytes_.below(16);
-    const CanAllocate answer = manager_.can_allocate(live.tokens, chunk, 0, live.extra_key);
+    const CanAllocate answer =
+        manager_.can_allocate(live.tokens, chunk, 0, live.extra_key, window_);
     const std::int64_t num_matched = manager_.match(live.tokens, live.extra_key);
     std::int64_t num_cached = 0;
-    const bool has_started =
-        attempt([&] { num_cached = manager_.allocate(id, live.tokens, chunk, live.extra_key); });
+    const bool has_started = attempt(
+        [&] { num_cached = manager_.allocate(id, live.tokens, chunk, live.extra_key, window_); });
     if (!has_started) {
       if (live_.count(id) == 0 && answer == CanAllocate::kOk)
         fail("can_allocate said OK and allocate refused");
@@ -165,6 +168,23 @@ class Engine {
     live.num_written = num_cached;
     live_[id] = live;
     check_fresh(id, num_cached);
+    check_window(id);
+  }
+
+  // Positions that the next step reads have their blocks.
+  std::int64_t first_needed(SeqId id) const {
+    return std::max<std::int64_t>(live_.at(id).num_written - window_ + 1, 0);
+  }
+  void check_window(SeqId id) const {
+    if (window_ > 0 && manager_.sequence(id).num_freed * config_.block_size > first_needed(id)) {
+      fail("a block was given back that the window needs");
+    }
+  }
+  void free_behind(SeqId id) {
+    if (window_ == 0) return;
+    const std::int64_t first = live_.count(id) > 0 ? first_needed(id) : 0;
+    attempt([&] { manager_.free_behind(id, first); });
+    if (live_.count(id) > 0) check_window(id);
   }
 
   // Blocks taken for positions from first on are none that a launched step may touch.
@@ -235,7 +255,8 @@ class Engine {
       Live& live = live_.at(ids[i]);
       const std::vector<BlockId> row = buffers_.row(slots[i]);
       const std::vector<BlockId>& table = manager_.sequence(ids[i]).table;
-      if (!std::equal(table.begin(), table.end(), row.begin()))
+      const std::int32_t num_freed = manager_.sequence(ids[i]).num_freed;
+      if (!std::equal(table.begin() + num_freed, table.end(), row.begin() + num_freed))
         fail("only_changed left a stale block table");
       const std::vector<Tag> tags = tags_of(live.tokens, live.extra_key);
       for (std::int64_t j = 0; j < query_lens[i]; ++j, ++next) {
@@ -244,7 +265,7 @@ class Engine {
       }
       live.num_written += query_lens[i];
       step.num_computed[ids[i]] = live.num_written;
-      step.touched.insert(table.begin(), table.end());
+      step.touched.insert(table.begin() + num_freed, table.end());
     }
     step.id = manager_.begin_step();
     steps_.push_back(step);
@@ -273,6 +294,7 @@ class Engine {
       live.num_told += count;
     }
     manager_.publish_batch(ids, told, counts, num_computed);
+    for (const SeqId id : ids) free_behind(id);
   }
 
   void fork() {
@@ -330,6 +352,7 @@ class Engine {
   BlockManager manager_;
   CacheModel cache_;
   StepTables tables_;
+  const std::int64_t window_;  // 0: none
   PoisonedBuffers buffers_{12, 256, 0, 12};
   std::map<SeqId, Live> live_;
   std::deque<Step> steps_;
