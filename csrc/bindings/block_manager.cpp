@@ -287,7 +287,21 @@ void bind_block_manager(py::module_& module) {
              return per_block<std::uint8_t>(
                  self, [&](BlockId block) { return static_cast<std::uint8_t>(self.state(block)); });
            })
-      .def("take_evicted", [](BlockManager& self) { return to_numpy(self.take_evicted()); })
+      .def("take_evicted",
+           [](BlockManager& self) {
+             const std::vector<Eviction> evicted = self.take_evicted();
+             py::array_t<std::int64_t> rows(
+                 {static_cast<py::ssize_t>(evicted.size()), py::ssize_t{3}});
+             std::int64_t* at = rows.mutable_data();
+             for (const Eviction& one : evicted) {
+               *at++ = one.block;
+               *at++ = one.seq_id;
+               *at++ = one.idle_steps;
+             }
+             return rows;
+           })
+      .def_property_readonly("last_miss",
+                             [](const BlockManager& self) { return PrefixMiss(self.last_miss()); })
       .def("check_invariants", &BlockManager::check_invariants);
 }
 

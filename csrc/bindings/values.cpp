@@ -64,6 +64,16 @@ void bind_values(py::module_& module) {
       .value("IN_TRANSIT", BlockState::kInTransit)
       .value("DRAINING", BlockState::kDraining)
       .finalize();
+  py::native_enum<MissReason>(module, "MissReason", "enum.Enum")
+      .value("NONE", MissReason::kNone)
+      .value("NEVER_CACHED", MissReason::kNeverCached)
+      .value("EVICTED", MissReason::kEvicted)
+      .value("CACHING_OFF", MissReason::kCachingOff)
+      .finalize();
+  py::class_<PrefixMiss>(module, "PrefixMiss")
+      .def_readonly("reason", &PrefixMiss::reason)
+      .def_readonly("evicted_in", &PrefixMiss::evicted_in)
+      .def_readonly("evicted_for", &PrefixMiss::evicted_for);
 
   py::class_<Statistics>(module, "Statistics")
       .def_readonly("num_blocks", &Statistics::num_blocks)
@@ -81,6 +91,8 @@ void bind_values(py::module_& module) {
       .def_readonly("block_occupancy", &Statistics::block_occupancy)
       .def_readonly("prefix_cache_queries", &Statistics::prefix_cache_queries)
       .def_readonly("prefix_cache_hits", &Statistics::prefix_cache_hits)
+      .def_readonly("prefix_cache_misses", &Statistics::prefix_cache_misses)
+      .def_readonly("prefix_cache_evictions", &Statistics::prefix_cache_evictions)
       .def_readonly("num_evictions", &Statistics::num_evictions)
       .def_readonly("num_copies", &Statistics::num_copies)
       .def_readonly("num_swapped_out", &Statistics::num_swapped_out)

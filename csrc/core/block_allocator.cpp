@@ -22,6 +22,7 @@ BlockAllocator::BlockAllocator(std::int64_t num_blocks, std::optional<std::uint6
   for (std::size_t list = static_cast<std::size_t>(num_blocks); list < meta_.size(); ++list) {
     meta_[list].previous = meta_[list].next = static_cast<BlockId>(list);
   }
+  idle_since_.resize(static_cast<std::size_t>(num_blocks));
   free_.resize(static_cast<std::size_t>(num_blocks));
   for (std::int32_t i = 0; i < num_blocks_; ++i) free_[i] = num_blocks_ - 1 - i;
   if (shuffle_seed) {
@@ -92,6 +93,7 @@ void BlockAllocator::settle(BlockId block) {
     set_state(meta, BlockState::kReferenced);
   } else if (meta.is_findable) {
     set_state(meta, BlockState::kCachedIdle);
+    idle_since_[block] = static_cast<std::uint32_t>(next_step_);
     link_last(idle_list(), block);
     // The links of the idle list lead from one cold record to the next; these lead far enough to
     // fetch ahead.
@@ -107,6 +109,7 @@ void BlockAllocator::touch(BlockId block) {
   if (meta_[index(block)].state != BlockState::kCachedIdle) return;
   unlink(block);
   link_last(idle_list(), block);
+  idle_since_[block] = static_cast<std::uint32_t>(next_step_);
 }
 
 std::optional<BlockId> BlockAllocator::oldest_idle() const {

@@ -46,15 +46,15 @@ BlockManager::BlockManager(const BlockManagerConfig& config)
       watermark_blocks_(checked_watermark(config)),
       pool_(checked("num_blocks", config.num_blocks, 1, kMaxNumBlocks), config.shuffle_seed),
       cpu_pool_(checked("num_cpu_blocks", config.num_cpu_blocks, 0, kMaxNumBlocks),
-                config.shuffle_seed),
-      is_in_evicted_(static_cast<std::size_t>(config.num_blocks)) {
+                config.shuffle_seed) {
   const auto bits = static_cast<std::int32_t>(checked("hash_bits", config.hash_bits, 1, 128));
   if (config.hash_secret && config.hash_secret->empty()) {
     throw std::invalid_argument("hash_secret must have at least one byte, got none");
   }
   if (config.enable_prefix_caching) {
     cache_.emplace(pool_.num_blocks(), block_size_, config.hash_secret, bits);
-    evicted_.reserve(static_cast<std::size_t>(config.num_blocks));
+    evicted_hashes_.emplace(config.num_blocks);
+    evicted_.reserve(kMaxEvictionsKept);
   }
 }
 
@@ -74,11 +74,12 @@ std::int64_t BlockManager::match(std::span<const TokenId> tokens,
 BlockManager::Plan BlockManager::plan(std::span<const TokenId> tokens,
                                       std::optional<std::int64_t> max_new_tokens,
                                       std::string_view extra_key, std::int64_t window) const {
+  Plan plan;
   blocks_.clear();
-  if (cache_) cache_->match(extra_key, tokens, max_match_blocks(tokens.size()), blocks_);
+  if (cache_)
+    plan.missed = cache_->match(extra_key, tokens, max_match_blocks(tokens.size()), blocks_);
   const auto num_cached = static_cast<std::int64_t>(blocks_.size()) * block_size_;
   const std::int64_t num_rest = static_cast<std::int64_t>(tokens.size()) - num_cached;
-  Plan plan;
   plan.num_tokens = num_cached + std::min(num_rest, max_new_tokens.value_or(num_rest));
   plan.num_new_blocks = num_blocks_for(plan.num_tokens) - static_cast<std::int64_t>(blocks_.size());
   plan.num_freed_hits = num_hits_behind(window);
@@ -138,6 +139,7 @@ std::int64_t BlockManager::allocate(SeqId id, std::span<const TokenId> tokens,
   if (cache_) room.tokens.reserve(tokens.size() - num_cached);
   const NodeId root = cache_ ? cache_->acquire_root(extra_key) : kNoNode;
 
+  last_miss_ = why_missed(needed.missed);  // before evictions of its own
   Sequence& sequence = sequences_.add(id);
   sequence.table_stamp = next_stamp();
   sequence.num_tokens = needed.num_tokens;
@@ -157,7 +159,7 @@ std::int64_t BlockManager::allocate(SeqId id, std::span<const TokenId> tokens,
     pool_.add_ref(block);
     sequence.table.push_back(block);
   }
-  make_room(needed.num_new_blocks);
+  make_room(needed.num_new_blocks, [id](std::int64_t) { return id; });
   for (std::int64_t i = 0; i < needed.num_new_blocks; ++i) sequence.table.push_back(take_block());
   num_tokens_ += needed.num_tokens - static_cast<std::int64_t>(num_cached);
   sequence.num_unused = static_cast<std::int32_t>(
@@ -169,31 +171,24 @@ std::int64_t BlockManager::allocate(SeqId id, std::span<const TokenId> tokens,
   return static_cast<std::int64_t>(num_cached);
 }
 
-// Evicts until num_blocks blocks are free. REQUIRES: so many can be allocated.
-void BlockManager::make_room(std::int64_t num_blocks) {
-  if (pool_.num_free() >= num_blocks) return;
-  // An eviction touches three records that nothing else has brought near: the block's own, its
-  // cache entry and, by that entry's hash, its place in the table. The first two are fetched kLater
-  // evictions ahead, the third half as far.
-  constexpr std::size_t kHalf = BlockAllocator::kLater / 2;
-  BlockId soon[kHalf] = {};
-  for (std::size_t i = 0; pool_.num_free() < num_blocks; ++i) {
-    const BlockId victim = pool_.oldest_idle().value();
-    const BlockId later = pool_.guess_later_idle(victim);
-    pool_.prefetch(later);
-    cache_->prefetch(later);
-    if (i >= kHalf) cache_->prefetch_place(soon[i % kHalf]);
-    soon[i % kHalf] = later;
-    cache_->erase(victim, [this](BlockId block) { forget_evicted(block); });
+void BlockManager::note_eviction(BlockId block, const Hash128& key, SeqId for_whom) {
+  if (evicted_.size() == kMaxEvictionsKept) {
+    evicted_.erase(evicted_.begin(), evicted_.begin() + kMaxEvictionsKept / 2);
   }
-}
-
-void BlockManager::forget_evicted(BlockId block) {
+  evicted_.push_back({.block = block, .seq_id = for_whom, .idle_steps = pool_.idle_steps(block)});
+  evicted_hashes_->remember(key, pool_.next_step(), for_whom);
   pool_.forget(block);
   ++num_evictions_;
-  if (is_in_evicted_[static_cast<std::size_t>(block)]) return;
-  is_in_evicted_[static_cast<std::size_t>(block)] = true;
-  evicted_.push_back(block);  // within its capacity: each block stands once
+}
+
+PrefixMiss BlockManager::why_missed(const std::optional<Hash128>& missed) const {
+  if (!cache_) return {.reason = MissReason::kCachingOff};
+  if (!missed) return {};
+  const auto eviction = evicted_hashes_->find(*missed);
+  if (!eviction) return {.reason = MissReason::kNeverCached};
+  return {.reason = MissReason::kEvicted,
+          .evicted_in = eviction->step,
+          .evicted_for = eviction->seq_id};
 }
 
 void BlockManager::throw_out_of_blocks(const char* what, std::int64_t num_needed,
@@ -218,12 +213,12 @@ void BlockManager::end_step(StepId step) {
 std::int64_t BlockManager::reset_prefix_cache() {
   if (!cache_) return 0;
   for (const std::int32_t slot : sequences_.live_slots()) stop_publishing(sequences_.at(slot));
-  return cache_->clear([this](BlockId block) { pool_.forget(block); });
+  evicted_hashes_->clear();
+  return cache_->clear([this](BlockId block, const Hash128&) { pool_.forget(block); });
 }
 
-std::vector<BlockId> BlockManager::take_evicted() {
-  std::vector<BlockId> taken(evicted_);
-  for (const BlockId block : evicted_) is_in_evicted_[static_cast<std::size_t>(block)] = false;
+std::vector<Eviction> BlockManager::take_evicted() {
+  std::vector<Eviction> taken(evicted_);
   evicted_.clear();
   return taken;
 }
@@ -249,6 +244,8 @@ Statistics BlockManager::statistics() const {
       .block_occupancy = num_held / num_blocks,
       .prefix_cache_queries = num_queries_,
       .prefix_cache_hits = num_hits_,
+      .prefix_cache_misses = num_queries_ - num_hits_,
+      .prefix_cache_evictions = num_evictions_ * block_size_,
       .num_evictions = num_evictions_,
       .num_copies = num_copies_,
       .num_swapped_out = num_swapped_out_,

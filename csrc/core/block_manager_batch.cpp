@@ -81,6 +81,17 @@ std::int64_t BlockManager::num_copies_of_shared() const {
   return num_copies;
 }
 
+// Blocks that row i of the planned appends takes; a copy that its last holder is spared included.
+std::int64_t BlockManager::num_blocks_taken(std::size_t i,
+                                            std::span<const std::int64_t> counts) const {
+  const Sequence& sequence = sequences_.at(slots_[i]);
+  if (counts[i] == 0) return 0;
+  const bool is_copied = sequence.may_share_last && sequence.num_unused > 0 &&
+                         pool_.ref_count(sequence.table.back()) > 1;
+  const std::int64_t num_grown = std::max<std::int64_t>(counts[i] - sequence.num_unused, 0);
+  return num_blocks_for(num_grown) + is_copied;
+}
+
 std::int64_t BlockManager::num_blocks_needed(std::span<const SeqId> ids,
                                              std::span<const std::int64_t> counts) const {
   return plan_append(ids, counts);
@@ -102,7 +113,16 @@ std::vector<BlockCopy> BlockManager::append_batch(std::span<const SeqId> ids,
     if (size > sequence.table.capacity())
       sequence.table.reserve(std::max(size, 2 * sequence.table.capacity()));
   }
-  make_room(num_needed);
+  // Free blocks count as the first rows', evicted ones as the later rows'.
+  std::size_t row = 0;
+  std::int64_t num_covered = -1;  // blocks that rows 0..row take; -1: not yet counted
+  const std::int64_t num_free = pool_.num_free();
+  make_room(num_needed, [&](std::int64_t num_evicted) {
+    if (num_covered < 0) num_covered = num_blocks_taken(0, counts);
+    while (num_covered <= num_free + num_evicted && row + 1 < ids.size())
+      num_covered += num_blocks_taken(++row, counts);
+    return ids[row];
+  });
   for (std::size_t i = 0; i < ids.size(); ++i) {
     Sequence& sequence = sequences_.at(slots_[i]);
     std::int64_t count = counts[i];

@@ -175,7 +175,7 @@ std::vector<BlockCopy> BlockManager::swap_in(std::span<const SeqId> ids) {
   }
   std::vector<BlockCopy> copies;
   copies.reserve(moves.size());
-  make_room(static_cast<std::int64_t>(moves.size()));
+  make_room(static_cast<std::int64_t>(moves.size()), [ids](std::int64_t) { return ids.front(); });
 
   for (const std::int32_t slot : slots_) {
     Sequence& sequence = sequences_.at(slot);

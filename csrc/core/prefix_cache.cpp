@@ -139,11 +139,14 @@ std::optional<BlockId> PrefixCache::find(NodeId parent, const Hash128& key,
   return std::nullopt;
 }
 
-void PrefixCache::match(std::string_view extra_key, std::span<const TokenId> tokens,
-                        std::int64_t max_blocks, std::vector<BlockId>& hits) const {
+std::optional<Hash128> PrefixCache::match(std::string_view extra_key,
+                                          std::span<const TokenId> tokens, std::int64_t max_blocks,
+                                          std::vector<BlockId>& hits) const {
+  if (max_blocks == 0) return std::nullopt;
   const auto root = roots_by_key_.find(extra_key);
-  if (root == roots_by_key_.end() || roots_[root_index(root->second)].first_child == kNoNode)
-    return;
+  if (root == roots_by_key_.end()) return block_key(root_key(extra_key), tokens.data());
+  if (roots_[root_index(root->second)].first_child == kNoNode)
+    return block_key(key_of(root->second), tokens.data());
   NodeId parent = root->second;
   Run run;
   std::int64_t done = 0;
@@ -158,12 +161,13 @@ void PrefixCache::match(std::string_view extra_key, std::span<const TokenId> tok
     prefetch_found(run);
     for (std::int32_t i = 0; i < num_blocks; ++i) {
       const auto found = find(parent, run.keys[i], at + static_cast<std::size_t>(i) * block_size_);
-      if (!found) return;
+      if (!found) return run.keys[i];
       hits.push_back(*found);
       parent = *found;
     }
     done += num_blocks;
   }
+  return std::nullopt;
 }
 
 void PrefixCache::insert(BlockId block, NodeId parent, const Hash128& key, const TokenId* tokens) {

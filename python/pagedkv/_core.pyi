@@ -46,6 +46,25 @@ class BlockState(enum.Enum):
     IN_TRANSIT = 3  # being swapped beside a launched step
     DRAINING = 4  # ref count 0, but a launched step may still touch it
 
+class MissReason(enum.Enum):
+    NONE = 0  # nothing is missing but what has to be computed in any case
+    NEVER_CACHED = 1  # as far as is remembered; under another extra_key counts as never
+    EVICTED = 2  # it was cached once
+    CACHING_OFF = 3
+
+class PrefixMiss:
+    """Why the cached prefix of a prompt ends where it does. What was evicted is remembered by its
+    keyed hash, about as many blocks as the pool has (1,024 to 65,536)."""
+
+    @property
+    def reason(self) -> MissReason: ...
+    @property
+    def evicted_in(self) -> int:
+        """EVICTED: the step that was being built (1 before the first begin_step)."""
+    @property
+    def evicted_for(self) -> int:
+        """EVICTED: the seq_id that needed the block."""
+
 class Statistics:
     """One consistent set of counters.
 
@@ -89,8 +108,14 @@ class Statistics:
     def prefix_cache_hits(self) -> int:
         """Tokens that allocate found."""
     @property
+    def prefix_cache_misses(self) -> int:
+        """Tokens that allocate looked up and did not find."""
+    @property
+    def prefix_cache_evictions(self) -> int:
+        """Cached tokens given up for an allocation."""
+    @property
     def num_evictions(self) -> int:
-        """Blocks whose cached content was given up for an allocation."""
+        """Blocks of those tokens."""
     @property
     def num_copies(self) -> int:
         """Copy-on-write, blocks."""
@@ -301,8 +326,12 @@ class BlockManager:
         """[num_blocks], a copy."""
     def states(self) -> NDArray[np.uint8]:
         """[num_blocks], BlockState values, a copy."""
-    def take_evicted(self) -> NDArray[np.int32]:
-        """Blocks whose cached content was evicted since the last call, in that order, each once."""
+    def take_evicted(self) -> NDArray[np.int64]:
+        """Evictions since the last call, oldest first: [n, 3], block_id, the seq_id that needed the
+        block, steps launched since it went idle. Of more than 16,384 the last half."""
+    @property
+    def last_miss(self) -> PrefixMiss:
+        """Why the prefix that the last allocate found ends where it does."""
     def check_invariants(self) -> None:
         """Raises InvariantViolation naming the invariant (I1 to I10)."""
 

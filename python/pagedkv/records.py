@@ -6,6 +6,7 @@ state.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +21,11 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 def no_pairs() -> NDArray[np.int64]:
     """No pairs of blocks: int64 [0, 2]."""
     return np.empty((0, 2), dtype=np.int64)
+
+
+def no_evictions() -> NDArray[np.int64]:
+    """No evicted blocks: int64 [0, 3]."""
+    return np.empty((0, 3), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,8 @@ class ScheduledStep:
     ascending; a prompt with several answers has its row once for each. sample_draws int64
     [num_samples]: the draw of each. swap_out, copies, swap_in int64 [n, 2], pairs of blocks to run
     in this order before the forward pass: (block, CPU block), copy-on-write, (CPU block, block).
-    forked: forks that got a slot since the step before.
+    forked: forks that got a slot since the step before. evicted int64 [n, 3]: cached blocks given
+    up for this step, (block_id, the seq_id that needed it, steps it was idle).
     """
 
     step_id: int
@@ -108,6 +115,7 @@ class ScheduledStep:
     forked: tuple[Admitted, ...] = ()
     swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
     swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
+    evicted: NDArray[np.int64] = field(default_factory=no_evictions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,7 +193,7 @@ class StepResult:
 
 
 DecisionKind = Literal[
-    "queued", "waits", "admitted", "resumed", "preempted", "swap_dropped", "finished"
+    "queued", "waits", "admitted", "evicted", "resumed", "preempted", "swap_dropped", "finished"
 ]
 
 
@@ -198,7 +206,7 @@ class Decision:
     kind: DecisionKind
     step: int
     last_step: int
-    numbers: dict[str, int | float | str | None]
+    numbers: Mapping[str, int | float | str | tuple[int, ...] | None]
     text: str
 
 

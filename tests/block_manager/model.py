@@ -7,139 +7,18 @@ block table (`observed`) and only checks that the block was free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from model_values import FREED, Block, Key, Seq
+from model_blocks import Blocks
+from model_values import FREED, Block, Seq
 
-from pagedkv.block_manager import CanAllocate, DoubleFree, OutOfBlocks, UnknownSequence
+from pagedkv.block_manager import DoubleFree, OutOfBlocks
 
 
 @dataclass
-class Model:
+class Model(Blocks):
     """The dictionary model. Each method has the name of the call it predicts."""
-
-    num_blocks: int
-    block_size: int
-    num_cpu_blocks: int
-    watermark: float
-    window: int = 0
-    seqs: dict[int, Seq] = field(default_factory=dict)
-    freed: set[int] = field(default_factory=set)
-    blocks: dict[int, Block] = field(default_factory=dict)  # by id, all that are not free
-    cpu: dict[int, Block] = field(default_factory=dict)
-    cache: dict[Key, Block] = field(default_factory=dict)
-    idle: dict[Block, None] = field(default_factory=dict)  # oldest first
-    # Blocks that wait for the end of a step: (step, block, pool).
-    waiting: list[tuple[int, Block, dict[int, Block]]] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    last_step: int = 0
-    evicted: set[int] = field(default_factory=set)
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
-
-    # -- queries ---------------------------------------------------------------------------------
-    @property
-    def num_allocatable(self) -> int:
-        return self.num_blocks - len(self.blocks) + len(self.idle)
-
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
-    def get(self, seq_id: int) -> Seq:
-        if seq_id not in self.seqs:
-            raise UnknownSequence(seq_id)
-        return self.seqs[seq_id]
-
-    def get_all(self, seq_ids: Sequence[int]) -> list[Seq]:
-        for i, seq_id in enumerate(seq_ids):
-            self.get(seq_id)
-            if seq_id in seq_ids[:i]:
-                raise ValueError("twice")
-        return [self.seqs[seq_id] for seq_id in seq_ids]
-
-    def hits(self, tokens: Sequence[int], extra_key: bytes) -> list[Block]:
-        found: list[Block] = []
-        parent: Any = extra_key
-        for end in range(self.block_size, len(tokens), self.block_size):
-            block = self.cache.get((parent, tuple(tokens[end - self.block_size : end])))
-            if block is None:
-                break
-            found.append(block)
-            parent = block
-        return found
-
-    def plan(
-        self, tokens: Sequence[int], limit: int, extra_key: bytes
-    ) -> tuple[list[Block], int, int]:
-        """Hits, tokens held, and blocks taken from those that can be allocated."""
-        hits = self.hits(tokens, extra_key)
-        num_tokens = min(len(tokens), len(hits) * self.block_size + limit)
-        num_new = self.blocks_for(num_tokens) - len(hits)
-        held = hits[self.num_behind(hits) :]
-        return hits, num_tokens, num_new + sum(block in self.idle for block in held)
-
-    def num_behind(self, hits: list[Block]) -> int:
-        kept = max(self.window - 1, self.block_size)
-        return max(0, len(hits) * self.block_size - kept) // self.block_size if self.window else 0
-
-    def can_allocate(self, tokens: Sequence[int], limit: int, extra_key: bytes) -> CanAllocate:
-        most = self.blocks_for(len(tokens))
-        if self.window:
-            span = max(self.window - 1, self.block_size) + limit
-            most = min(most, 1 + self.blocks_for(span - 1))
-        if most > self.num_blocks:
-            return CanAllocate.NEVER
-        left = int(self.watermark * self.num_blocks) if self.seqs else 0
-        fits = self.num_allocatable - self.plan(tokens, limit, extra_key)[2] >= left
-        return CanAllocate.OK if fits else CanAllocate.LATER
-
-    # -- blocks ----------------------------------------------------------------------------------
-    def hold(self, block: Block) -> None:
-        block.num_refs += 1
-        self.idle.pop(block, None)
-        if block.num_refs == 1:
-            self.waiting = [entry for entry in self.waiting if entry[1] is not block]
-
-    def drop(self, block: Block, pool: dict[int, Block]) -> None:
-        block.num_refs -= 1
-        if block.num_refs > 0:
-            return
-        block.is_incoming = False
-        self.waiting = [entry for entry in self.waiting if entry[1] is not block]
-        if self.steps:
-            self.waiting.append((self.last_step, block, pool))
-        else:
-            self.settle(block, pool)
-
-    def settle(self, block: Block, pool: dict[int, Block]) -> None:
-        if block.key is not None:
-            self.idle[block] = None
-        else:
-            del pool[block.id]
-
-    def unpublish(self, block: Block) -> None:
-        for child in [b for b in self.cache.values() if b.key is not None and b.key[0] is block]:
-            self.unpublish(child)
-        assert block.key is not None
-        del self.cache[block.key]
-        block.key = None
-        if block in self.idle:
-            del self.idle[block]
-            del self.blocks[block.id]
-
-    def make_room(self, num_blocks: int) -> None:
-        while self.num_blocks - len(self.blocks) < num_blocks:
-            before = {block.id for block in self.cache.values()}
-            self.unpublish(next(iter(self.idle)))
-            gone = before - {block.id for block in self.cache.values()}
-            self.evicted |= gone
-            self.counts["num_evictions"] += len(gone)
-
-    def take(self, block_id: int, pool: dict[int, Block]) -> Block:
-        assert block_id not in pool, f"block {block_id} was handed out while it is not free"
-        pool[block_id] = Block(block_id, num_refs=1)
-        return pool[block_id]
 
     # -- calls -----------------------------------------------------------------------------------
     def allocate(
@@ -154,10 +33,11 @@ class Model:
         for block in reversed(hits[:behind]):
             if block in self.idle:
                 self.idle[block] = self.idle.pop(block)
+                block.idle_since = self.last_step
         for block in hits[behind:]:
             self.hold(block)
         num_new = self.blocks_for(num_tokens) - len(hits)
-        self.make_room(num_new)
+        self.make_room(num_new, [seq_id])
         table = [FREED] * behind + hits[behind:]
         table += [self.take(block_id, self.blocks) for block_id in observed[len(hits) :]]
         self.seqs[seq_id] = Seq(table, list(tokens), extra_key, num_tokens, len(hits))
@@ -188,7 +68,7 @@ class Model:
         needed = self.num_blocks_needed(seq_ids, counts)
         if needed > self.num_allocatable:
             raise OutOfBlocks
-        self.make_room(needed)
+        self.make_room(needed, seq_ids)
         copies = []
         for seq_id, count, ids in zip(seq_ids, counts, observed, strict=True):
             seq = self.seqs[seq_id]
@@ -317,7 +197,7 @@ class Model:
         away = {b for seq in seqs for b in seq.table if self.cpu.get(b.id) is b}
         if len(away) > self.num_allocatable:
             raise OutOfBlocks
-        self.make_room(len(away))
+        self.make_room(len(away), seq_ids[:1])
         pairs: dict[Block, Block] = {}
         for seq, ids in zip(seqs, observed, strict=True):
             for i, block in enumerate(seq.table):
@@ -354,6 +234,7 @@ class Model:
 
     def reset_prefix_cache(self) -> int:
         num_before = len(self.cache)
+        self.lost.clear()
         for seq in self.seqs.values():
             seq.can_publish = False
         while self.cache:
@@ -382,13 +263,3 @@ class Model:
             "num_tokens": sum(fill.values()),
             **self.counts,
         }
-
-
-COUNTED = (
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "num_evictions",
-    "num_copies",
-    "num_swapped_out",
-    "num_swapped_in",
-)

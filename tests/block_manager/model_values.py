@@ -18,6 +18,7 @@ class Block:
     num_refs: int = 0
     key: Key | None = None  # published under this
     is_incoming: bool = False  # swapped in beside a step
+    idle_since: int = 0  # steps launched when it last went idle
 
 
 FREED = Block(FREED_BLOCK)  # stands in tables for what free_behind gave back

@@ -17,6 +17,7 @@ from pagedkv.block_manager import (
     BlockState,
     CanAllocate,
     DoubleFree,
+    MissReason,
     OutOfBlocks,
     StepTables,
     UnknownSequence,
@@ -162,9 +163,18 @@ def test_evictions_are_reported_once() -> None:
     manager.allocate(0, [1, 2, 3, 4])
     manager.publish(0, [], 4)
     manager.free(0)
+    manager.end_step(manager.begin_step())
     manager.allocate(1, [9] * 7)
-    assert manager.take_evicted().tolist() == [1, 0]
+    assert manager.take_evicted().tolist() == [[1, 1, 1], [0, 1, 1]]
     assert manager.take_evicted().tolist() == []
+    statistics = manager.statistics()
+    assert statistics.prefix_cache_evictions == 4
+    assert statistics.prefix_cache_misses == 4 + 7
+    assert manager.last_miss.reason is MissReason.NEVER_CACHED
+    manager.free(1)
+    manager.allocate(2, [1, 2, 3])
+    miss = manager.last_miss
+    assert (miss.reason, miss.evicted_in, miss.evicted_for) == (MissReason.EVICTED, 2, 1)
     assert manager.reset_prefix_cache() == 0
 
 

@@ -49,6 +49,8 @@ class Pair:
             self.window,
         )
 
+        self.has_whole_hash = "hash_bits" not in config
+
     num_freed = 0  # calls of free_behind that gave blocks back
 
     def both(self, real: Callable[[], Any], predicted: Callable[[], Any]) -> Any:
@@ -90,12 +92,15 @@ class Pair:
         window = self.window
         answer = manager.can_allocate(tokens, max_new_tokens=limit, extra_key=key, window=window)
         assert answer is model.can_allocate(tokens, limit, key)
-        self.both(
+        reason = model.miss_reason(tokens, key)
+        result = self.both(
             lambda: manager.allocate(
                 seq_id, tokens, max_new_tokens=limit, extra_key=key, window=window
             ),
             lambda: model.allocate(seq_id, tokens, limit, key, self.table(seq_id)),
         )
+        if isinstance(result, int) and self.has_whole_hash:
+            assert manager.last_miss.reason is reason
 
     def append(self, a: int, b: int, c: int) -> None:
         seq_ids = self.pick_some(a, b, c)
@@ -197,7 +202,10 @@ class Pair:
             assert manager.num_freed_blocks(seq_id) == seq.num_freed
             assert manager.num_tokens(seq_id) == seq.num_tokens
             assert manager.is_swapped(seq_id) == seq.is_swapped
-        assert set(manager.take_evicted().tolist()) == model.evicted
+        evicted = sorted(manager.take_evicted().tolist())
+        predicted = sorted(model.evicted)
+        assert [(one[0], one[2]) for one in evicted] == [one[:2] for one in predicted]
+        assert all(got[1] in one[2] for got, one in zip(evicted, predicted, strict=True))
         model.evicted.clear()
 
 

@@ -346,7 +346,8 @@ TEST(Faults, placing_a_prompt_evicts_as_many_blocks_as_it_needs_and_looks_at_no_
   }();
   manager.allocate(1000, tokens(1000, 900000));
   EXPECT_EQ(manager.statistics().num_evictions, 1000);
-  std::vector<BlockId> evicted = manager.take_evicted();
+  std::vector<BlockId> evicted;
+  for (const Eviction& one : manager.take_evicted()) evicted.push_back(one.block);
   std::reverse(evicted.begin(), evicted.end());  // tail first
   EXPECT_EQ(evicted, oldest);
 }

@@ -130,7 +130,7 @@ TEST(Invariants, I4_published_content_is_what_it_says) {
       "I4");
   expect_found(
       [](Lively& l) {
-        l.cache.erase(block_in(l.manager, BlockState::kCachedIdle), [](BlockId) {});
+        l.cache.erase(block_in(l.manager, BlockState::kCachedIdle), [](BlockId, const Hash128&) {});
       },
       "is not published, and its record says otherwise");
   expect_found(

@@ -28,6 +28,8 @@ struct TestAccess {
   }
   static std::int64_t& num_tokens(BlockManager& manager) { return manager.num_tokens_; }
 
+  static std::size_t num_evicted(const BlockManager& manager) { return manager.evicted_.size(); }
+
   static auto& meta(BlockAllocator& pool, BlockId block) { return pool.meta_[block]; }
   static auto& free_list(BlockAllocator& pool) { return pool.free_; }
   static auto& num_in(BlockAllocator& pool, BlockState state) {
@@ -81,6 +83,9 @@ inline std::string state_of(const BlockManager& manager) {
       << s.num_sequences << ' ' << s.num_tokens << ' ' << s.prefix_cache_queries << ' '
       << s.prefix_cache_hits << ' ' << s.num_evictions << ' ' << s.num_copies << ' '
       << s.num_swapped_out << ' ' << s.num_swapped_in << '\n';
+  const PrefixMiss& miss = manager.last_miss();
+  out << static_cast<int>(miss.reason) << ' ' << miss.evicted_in << ' ' << miss.evicted_for << ' '
+      << TestAccess::num_evicted(manager) << '\n';
   const auto snapshot = manager.snapshot();
   out << check::show(snapshot->ref_counts) << check::show(snapshot->states)
       << check::show(snapshot->seq_ids) << check::show(snapshot->block_ids)

@@ -85,7 +85,7 @@ TEST(PrefixCache, erasing_a_block_erases_all_below_it_children_first) {
   insert_chain(cache, 0, tokens(kBlockSize, 100), {3});  // a second child of block 0
   insert_chain(cache, root, tokens(kBlockSize, 200), {4});
   std::vector<BlockId> erased;
-  cache.erase(0, [&](BlockId block) { erased.push_back(block); });
+  cache.erase(0, [&](BlockId block, const Hash128&) { erased.push_back(block); });
   EXPECT_EQ(erased.size(), 4);
   EXPECT_EQ(erased.back(), 0);
   const auto place = [&](BlockId block) {
@@ -107,7 +107,7 @@ TEST(PrefixCache, the_table_stays_whole_under_random_inserts_and_erasures) {
   for (int i = 0; i < 4000; ++i) {
     const BlockId block = static_cast<BlockId>(random() % 200);
     if (there.erase(block) > 0) {
-      cache.erase(block, [](BlockId) {});
+      cache.erase(block, [](BlockId, const Hash128&) {});
     } else {
       const TokenId token = block;
       PrefixCache::Run run;
@@ -153,7 +153,7 @@ TEST(PrefixCache, a_root_lives_as_long_as_it_has_a_holder_or_a_block) {
   cache.release_root(root);
   cache.release_root(root);
   EXPECT_EQ(match(cache, tokens(kBlockSize), "tenant"), std::vector<BlockId>{0});
-  cache.erase(0, [](BlockId) {});
+  cache.erase(0, [](BlockId, const Hash128&) {});
   EXPECT_EQ(TestAccess::num_roots(cache), 1);  // that of the empty key
   for (int i = 0; i < 1000; ++i)
     cache.release_root(cache.acquire_root("salt " + std::to_string(i)));

@@ -9,9 +9,17 @@ using testing::joined;
 using testing::prefill;
 using testing::table;
 using testing::tokens;
+using Ids = std::vector<SeqId>;
+using Counts = std::vector<std::int64_t>;
 
 BlockManager make(std::int64_t num_blocks, double watermark = 0.0) {
   return BlockManager({.num_blocks = num_blocks, .block_size = 4, .watermark = watermark});
+}
+
+std::vector<BlockId> evicted_blocks(BlockManager& manager) {
+  std::vector<BlockId> blocks;
+  for (const Eviction& one : manager.take_evicted()) blocks.push_back(one.block);
+  return blocks;
 }
 
 TEST(Admission, is_never_only_for_what_the_whole_pool_cannot_hold) {
@@ -187,15 +195,96 @@ TEST(PrefixSharing, eviction_takes_the_least_recently_used_and_a_tail_before_its
   manager.free(1);
   manager.allocate(2, tokens(5));  // touches the head of the first
   manager.free(2);
-  EXPECT_EQ(manager.take_evicted(),
+  EXPECT_EQ(evicted_blocks(manager),
             std::vector<BlockId>{first[2]});  // for the second block of sequence 2
   manager.allocate(3, tokens(12, 500));
-  EXPECT_EQ(manager.take_evicted(), (std::vector<BlockId>{first[1], second[2]}));
+  EXPECT_EQ(evicted_blocks(manager), (std::vector<BlockId>{first[1], second[2]}));
   EXPECT_EQ(manager.take_evicted().size(), 0);
   EXPECT_EQ(manager.match(tokens(12)), 4);
   EXPECT_EQ(manager.match(tokens(12, 100)), 8);
   EXPECT_EQ(manager.statistics().num_evictions, 3);
+  EXPECT_EQ(manager.statistics().prefix_cache_evictions, 12);
   manager.check_invariants();
+}
+
+TEST(PrefixSharing, an_eviction_says_for_whom_and_how_long_the_block_was_idle) {
+  BlockManager manager = make(6);
+  prefill(manager, 0, tokens(12));
+  const std::vector<BlockId> first = table(manager, 0);
+  manager.allocate(1, tokens(4, 100));
+  manager.allocate(2, tokens(3, 200));
+  manager.allocate(3, tokens(4, 300));
+  manager.free(0);
+  for (int i = 0; i < 5; ++i) manager.end_step(manager.begin_step());
+  manager.append_batch(Ids{1, 2, 3}, Counts{1, 1, 1});  // 2 needs no block
+  EXPECT_EQ(manager.take_evicted(),
+            (std::vector<Eviction>{{.block = first[2], .seq_id = 1, .idle_steps = 5},
+                                   {.block = first[1], .seq_id = 3, .idle_steps = 5}}));
+  // A draining block goes idle when its step ends.
+  manager.free_batch(Ids{1, 2, 3});
+  prefill(manager, 4, tokens(4, 400));
+  const StepId step = manager.begin_step();
+  manager.free(4);
+  manager.end_step(step);
+  manager.allocate(5, tokens(24, 500));
+  const std::vector<Eviction> evicted = manager.take_evicted();
+  ASSERT_EQ(evicted.size(), 2);
+  EXPECT_EQ(evicted[0], (Eviction{.block = first[0], .seq_id = 5, .idle_steps = 6}));
+  EXPECT_EQ(evicted[1].idle_steps, 0);
+}
+
+TEST(PrefixSharing, of_very_many_evictions_the_last_are_kept) {
+  constexpr std::int64_t kNumBlocks = BlockManager::kMaxEvictionsKept + 100;
+  BlockManager manager({.num_blocks = kNumBlocks, .block_size = 1, .watermark = 0.0});
+  prefill(manager, 0, tokens(kNumBlocks));
+  const BlockId head = table(manager, 0)[0];
+  manager.free(0);
+  manager.allocate(1, tokens(kNumBlocks, 1000000));
+  const std::vector<Eviction> evicted = manager.take_evicted();
+  EXPECT_EQ(evicted.size(), BlockManager::kMaxEvictionsKept / 2 + 100);
+  EXPECT_EQ(evicted.back().block, head);
+  EXPECT_EQ(manager.statistics().num_evictions, kNumBlocks);
+}
+
+TEST(PrefixSharing, a_miss_says_whether_the_block_was_ever_there) {
+  const auto reason = [](const BlockManager& manager) { return manager.last_miss().reason; };
+  BlockManager manager = make(6);
+  manager.allocate(0, tokens(3));
+  EXPECT_EQ(reason(manager), MissReason::kNone);  // no full block before the last token
+  manager.free(0);
+  EXPECT_EQ(prefill(manager, 1, tokens(12)), 0);
+  EXPECT_EQ(reason(manager), MissReason::kNeverCached);
+  EXPECT_EQ(prefill(manager, 2, tokens(12)), 8);
+  EXPECT_EQ(reason(manager), MissReason::kNone);  // the last token has to be computed
+  manager.free_batch(Ids{1, 2});
+  manager.end_step(manager.begin_step());
+  manager.allocate(7, tokens(20, 500));  // evicts the second and the third
+  manager.free(7);
+  EXPECT_EQ(manager.allocate(3, tokens(12)), 4);
+  EXPECT_EQ(manager.last_miss(),
+            (PrefixMiss{.reason = MissReason::kEvicted, .evicted_in = 2, .evicted_for = 7}));
+  // The same tokens under another key were never there, whatever happened to the first.
+  manager.free(3);
+  manager.allocate(4, tokens(12), std::nullopt, "salt");
+  EXPECT_EQ(manager.last_miss(), PrefixMiss{.reason = MissReason::kNeverCached});
+  manager.free(4);
+  manager.reset_prefix_cache();
+  manager.allocate(5, tokens(12));
+  EXPECT_EQ(reason(manager), MissReason::kNeverCached);
+  BlockManager off({.num_blocks = 4, .enable_prefix_caching = false});
+  off.allocate(0, tokens(40));
+  EXPECT_EQ(reason(off), MissReason::kCachingOff);
+}
+
+TEST(PrefixSharing, a_whole_prompt_that_was_evicted_is_remembered_with_its_salt) {
+  BlockManager manager = make(3);
+  prefill(manager, 0, tokens(8), "salt");
+  manager.free(0);
+  prefill(manager, 1, tokens(12, 500));  // evicts all of it: not even its root is left
+  manager.free(1);
+  manager.allocate(2, tokens(8), std::nullopt, "salt");
+  EXPECT_EQ(manager.last_miss().reason, MissReason::kEvicted);
+  EXPECT_EQ(manager.last_miss().evicted_for, 1);
 }
 
 TEST(PrefixSharing, free_blocks_are_taken_before_any_is_evicted) {

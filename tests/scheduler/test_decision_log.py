@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 from simulation import Simulation, make_request, prompt_of
 
-from pagedkv.records import Explanation
-from pagedkv.scheduler.decision_log import MAX_FINISHED, MAX_PER_REQUEST, DecisionLog
+from pagedkv.records import Decision, Explanation
+from pagedkv.scheduler.decision_log import (
+    MAX_FINISHED,
+    MAX_NAMES,
+    MAX_PER_REQUEST,
+    DecisionLog,
+)
+from pagedkv.scheduler.eviction_log import MAX_EVICTIONS, EvictionLog
 
 
 def why(simulation: Simulation, name: str) -> Explanation:
@@ -31,26 +38,113 @@ def test_a_request_that_runs_at_once_is_queued_admitted_and_ends() -> None:
         "step 0: queued with 9 prompt tokens, at most 3 to generate, priority 0; 0 requests wait, "
         "0 run",
         "step 1: starts with a chunk of 9 tokens; 0 of its 9 tokens are in the prefix cache, "
-        "block 0 is not",
+        "block 0 is not and, as far as remembered, never was",
         "step 3: ends: length, 3 tokens generated, preempted 0 times",
     ]
 
 
-def test_the_block_at_which_the_prefix_was_missed_is_named() -> None:
+def admitted(simulation: Simulation, name: str) -> Decision:
+    return next(one for one in why(simulation, name).decisions if one.kind == "admitted")
+
+
+def test_a_miss_names_the_block_and_why() -> None:
     simulation = Simulation()
     simulation.add(make_request("warm", prompt_of(9), 2))
     simulation.run_all()
-    simulation.add(make_request("part", [*prompt_of(8), *prompt_of(8, 5)], 2))
-    simulation.add(make_request("whole", prompt_of(9), 2))
-    simulation.run_all()
-    assert (
-        "8 of its 16 tokens are in the prefix cache, block 2 is not" in why(simulation, "part").text
-    )
-    assert "8 of its 9 tokens are in the prefix cache\n" in why(simulation, "whole").text
+    for name, prompt, salt, block, reason, words in (
+        ("part", [*prompt_of(8), *prompt_of(8, 5)], None, 2, "never_cached",
+         "8 of its 16 tokens are in the prefix cache, block 2 is not and, as far as remembered, "
+         "never was"),
+        ("whole", prompt_of(9), None, 2, "none",
+         "8 of its 9 tokens are in the prefix cache, all its full blocks"),
+        ("exact", prompt_of(8), None, 1, "none",
+         "4 of its 8 tokens are in the prefix cache, and the last token must be computed, so its "
+         "block is too"),
+        ("short", prompt_of(4), None, 0, "none",
+         "where only full blocks of 4 before the last token are"),
+        ("other", prompt_of(9), "tenant", 0, "never_cached", "block 0 is not and, as far as"),
+    ):  # fmt: skip
+        simulation.add(make_request(name, prompt, 2, salt=salt))
+        simulation.run_all()
+        decision = admitted(simulation, name)
+        assert words in decision.text, name
+        assert decision.numbers["missed_block"] == block
+        assert decision.numbers["miss_reason"] == reason
+        assert decision.numbers["evicted_in"] is None
     simulation = Simulation(enable_prefix_caching=False)
     simulation.add(make_request("off", prompt_of(9), 2))
     simulation.run_all()
     assert "0 of its 9 tokens are in the prefix cache, which is off" in why(simulation, "off").text
+    assert admitted(simulation, "off").numbers["miss_reason"] == "caching_off"
+
+
+def test_a_miss_by_eviction_says_when_and_for_whom() -> None:
+    simulation = Simulation(num_blocks=8, watermark=0.0)
+    for name, seed in (("a", 0), ("b", 1)):
+        simulation.add(make_request(name, prompt_of(22, seed), 2))
+        simulation.run_all()
+    simulation.add(make_request("salted", prompt_of(22), 2, salt="tenant"))
+    simulation.add(make_request("again", prompt_of(22), 2))
+    simulation.run_all()
+    # "b" took the three free blocks and then, from the end, three of the five that "a" had filled.
+    (evicted,) = [one for one in why(simulation, "b").decisions if one.kind == "evicted"]
+    assert evicted.numbers["num_tokens"] == 12
+    assert len(evicted.numbers["block_ids"]) == 3  # type: ignore[arg-type]
+    assert evicted.step == 3
+    assert evicted.numbers["idle_steps"] == (0, 0, 0)
+    assert "step 3: takes blocks out of the prefix cache, which gives up their 12 tokens" in (
+        why(simulation, "b").text
+    )
+    # Of another tenant's prompt nothing is told.
+    numbers = admitted(simulation, "salted").numbers
+    assert (numbers["miss_reason"], numbers["evicted_for"]) == ("never_cached", None)
+    numbers = admitted(simulation, "again").numbers
+    assert (numbers["miss_reason"], numbers["missed_block"]) == ("evicted", 0)
+    assert (numbers["evicted_in"], numbers["evicted_for"]) == (5, "salted")
+    statistics = simulation.manager.statistics()
+    assert statistics.prefix_cache_evictions == 4 * statistics.num_evictions
+    assert statistics.prefix_cache_hits + statistics.prefix_cache_misses == 4 * 22
+
+
+def test_decodes_that_evict_are_told_without_an_object_each() -> None:
+    simulation = Simulation(num_blocks=12, max_num_seqs=2, watermark=0.0)
+    simulation.add(make_request("old", prompt_of(40), 2))
+    simulation.run_all()
+    for name in "ab":
+        simulation.add(make_request(name, prompt_of(3, ord(name)), 20))
+    simulation.run_all()
+    for name in "ab":
+        evicted = [one for one in why(simulation, name).decisions if one.kind == "evicted"]
+        steps = [one.step for one in why(simulation, name).decisions]
+        assert len(evicted) >= 4
+        assert steps == sorted(steps)
+        assert [note.kind for note in simulation.scheduler.log._logs[name].notes] == [
+            "admitted",
+            "finished",
+        ]
+
+
+def test_the_last_evictions_are_kept() -> None:
+    log = EvictionLog(block_size=4)
+    log.add(1, np.array([[7, 3, 9]]))
+    for step in range(2, 12):
+        log.add(step, np.stack([np.arange(1000), np.full(1000, 5), np.full(1000, step)], axis=1))
+    assert log.decisions(3) == []
+    decisions = log.decisions(5)
+    assert [one.step for one in decisions] == list(range(3, 12))
+    assert sum(len(one.numbers["block_ids"]) for one in decisions) == MAX_EVICTIONS  # type: ignore[arg-type]
+    assert decisions[-1].numbers["idle_steps"] == (11,) * 1000
+    log.add(20, np.stack([np.arange(10_000)] * 3, axis=1))
+    assert log.decisions(9_999)[0].numbers["block_ids"] == (9_999,)
+    assert log.decisions(10_000 - MAX_EVICTIONS - 1) == []
+
+
+def test_the_names_of_the_last_sequences_are_kept() -> None:
+    log = DecisionLog()
+    for seq_id in range(MAX_NAMES + 2):
+        log.name(seq_id, str(seq_id))
+    assert log.name_of(1) is None
+    assert log.name_of(2) == "2"
 
 
 def test_a_wait_names_what_is_lacking_and_lasts_until_it_is_there() -> None:
@@ -60,7 +154,12 @@ def test_a_wait_names_what_is_lacking_and_lasts_until_it_is_there() -> None:
     simulation.add(make_request("large", prompt_of(20, 1), 2))
     simulation.run_all()
     explanation = why(simulation, "large")
-    assert kinds(explanation) == ["queued", "waits", "admitted", "finished"]
+    assert [kind for kind in kinds(explanation) if kind != "evicted"] == [
+        "queued",
+        "waits",
+        "admitted",
+        "finished",
+    ]
     wait = explanation.decisions[1]
     assert (wait.numbers["lacks"], wait.numbers["needed"]) == ("blocks", 5)
     assert wait.step == 2

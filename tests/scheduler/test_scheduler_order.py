@@ -189,7 +189,7 @@ def test_a_decode_step_makes_a_fixed_number_of_core_calls() -> None:
             scheduler.update(step, np.zeros(step.sample_rows.size, dtype=np.int64))
         assert step.slots.size == num_seqs
         calls[num_seqs] = counting.num_calls - before
-    assert calls[2] == calls[64] <= 6
+    assert calls[2] == calls[64] <= 7
 
 
 def test_a_blocked_prompt_is_not_hashed_again_in_every_step() -> None:

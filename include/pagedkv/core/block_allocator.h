@@ -78,6 +78,13 @@ class BlockAllocator {
   // Least recently used idle block, if there is one.
   std::optional<BlockId> oldest_idle() const;
 
+  // Steps launched since this block went idle, or was touched then; 0 if it is not idle.
+  std::int64_t idle_steps(BlockId block) const {
+    if (meta_[block].state != BlockState::kCachedIdle) return 0;
+    return static_cast<std::uint32_t>(next_step_) - idle_since_[block];
+  }
+
+  StepId next_step() const { return next_step_; }
   bool has_step_in_flight() const { return first_step_ < next_step_; }
   StepId begin_step();
   // REQUIRES: step is the oldest in flight (std::invalid_argument otherwise).
@@ -129,6 +136,7 @@ class BlockAllocator {
 
   std::int32_t num_blocks_;
   HugeVector<Meta> meta_;  // [num_blocks + sentinels of the idle list and of each step's list]
+  HugeVector<std::uint32_t> idle_since_;  // [num_blocks], next_step_ then; valid of idle blocks
   HugeVector<BlockId>
       free_;  // a stack: the block freed last is taken first, while its memory is warm
   std::int32_t num_in_[kNumBlockStates] = {};

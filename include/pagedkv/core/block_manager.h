@@ -49,6 +49,7 @@
 #include <vector>
 
 #include "pagedkv/core/block_allocator.h"
+#include "pagedkv/core/evicted_hashes.h"
 #include "pagedkv/core/prefix_cache.h"
 #include "pagedkv/core/sequence_table.h"
 #include "pagedkv/core/snapshot.h"
@@ -163,9 +164,12 @@ class BlockManager {
   std::int64_t reset_prefix_cache();
   Statistics statistics() const;
   std::shared_ptr<const Snapshot> snapshot() const;
-  // Blocks whose cached content was evicted since the last call, each once, in the order of their
-  // first eviction.
-  std::vector<BlockId> take_evicted();
+  // Evictions since the last call, oldest first; of very many the last kMaxEvictionsKept / 2 at
+  // least.
+  static constexpr std::size_t kMaxEvictionsKept = std::size_t{1} << 14;
+  std::vector<Eviction> take_evicted();
+  // Why the prefix that the last allocate found ends where it does.
+  const PrefixMiss& last_miss() const { return last_miss_; }
   bool contains(SeqId id) const { return sequences_.find(id).has_value(); }
   const Sequence& sequence(SeqId id) const { return sequences_.at(sequences_.slot(id)); }
   const SequenceTable& sequences() const { return sequences_; }
@@ -185,6 +189,7 @@ class BlockManager {
     std::int64_t num_new_blocks = 0;
     std::int64_t num_idle_hits = 0;   // of those that it will hold
     std::int32_t num_freed_hits = 0;  // that lie behind the window
+    std::optional<Hash128> missed;    // hash of the first block that was not found
   };
 
   // block_manager.cpp
@@ -194,9 +199,13 @@ class BlockManager {
   std::int64_t num_blocks_for(std::int64_t num_tokens) const {
     return (num_tokens + block_size_ - 1) / block_size_;
   }
-  void make_room(std::int64_t num_blocks);
+  // Evicts until num_blocks blocks are free. The i-th eviction is for sequence for_whom(i).
+  // REQUIRES: so many can be allocated.
+  template <class ForWhom>
+  void make_room(std::int64_t num_blocks, ForWhom for_whom);
   BlockId take_block() { return pool_.allocate(); }  // after make_room
-  void forget_evicted(BlockId block);
+  void note_eviction(BlockId block, const Hash128& key, SeqId for_whom);
+  PrefixMiss why_missed(const std::optional<Hash128>& missed) const;
   void throw_out_of_blocks(const char* what, std::int64_t num_needed, std::int64_t num_there) const;
   std::uint64_t next_stamp() { return ++last_stamp_; }
 
@@ -212,6 +221,7 @@ class BlockManager {
   void begin_batch(std::size_t num_ids) const;
   std::int64_t plan_append(std::span<const SeqId> ids, std::span<const std::int64_t> counts) const;
   std::int64_t num_copies_of_shared() const;
+  std::int64_t num_blocks_taken(std::size_t i, std::span<const std::int64_t> counts) const;
   void release_table(Sequence& sequence);
 
   // block_manager_window.cpp
@@ -247,8 +257,9 @@ class BlockManager {
   BlockAllocator cpu_pool_;
   std::optional<PrefixCache> cache_;  // none: prefix caching is off
   SequenceTable sequences_;
-  std::vector<BlockId> evicted_;             // what take_evicted returns; capacity num_blocks
-  std::vector<bool> is_in_evicted_;          // [num_blocks]
+  std::optional<EvictedHashes> evicted_hashes_;  // none: prefix caching is off
+  std::vector<Eviction> evicted_;                // what take_evicted returns; never grows
+  PrefixMiss last_miss_;
   std::uint64_t last_stamp_ = 0;             // of Sequence::table_stamp
   mutable std::uint64_t last_version_ = 0;   // of Snapshot::version
   mutable std::vector<std::int32_t> slots_;  // scratch of the batch calls
@@ -265,5 +276,30 @@ class BlockManager {
   std::int64_t num_swapped_out_ = 0;
   std::int64_t num_swapped_in_ = 0;
 };
+
+template <class ForWhom>
+void BlockManager::make_room(std::int64_t num_blocks, ForWhom for_whom) {
+  if (pool_.num_free() >= num_blocks) return;
+  // An eviction touches records that nothing else has brought near: the block's own, its cache
+  // entry and, by that entry's hash, its places in the table and among the evicted hashes. The
+  // first two are fetched kLater evictions ahead, the others half as far.
+  constexpr std::size_t kHalf = BlockAllocator::kLater / 2;
+  BlockId soon[kHalf] = {};
+  std::int64_t num_evicted = 0;
+  for (std::size_t i = 0; pool_.num_free() < num_blocks; ++i) {
+    const BlockId victim = pool_.oldest_idle().value();
+    const BlockId later = pool_.guess_later_idle(victim);
+    pool_.prefetch(later);
+    cache_->prefetch(later);
+    if (i >= kHalf) {
+      cache_->prefetch_place(soon[i % kHalf]);
+      evicted_hashes_->prefetch(cache_->key(soon[i % kHalf]));
+    }
+    soon[i % kHalf] = later;
+    cache_->erase(victim, [&](BlockId block, const Hash128& key) {
+      note_eviction(block, key, for_whom(num_evicted++));
+    });
+  }
+}
 
 }  // namespace pagedkv

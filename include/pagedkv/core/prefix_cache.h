@@ -60,9 +60,9 @@ class PrefixCache {
   void release_root(NodeId root);
 
   // Appends to hits the blocks of the longest published prefix of tokens, at most max_blocks of
-  // them.
-  void match(std::string_view extra_key, std::span<const TokenId> tokens, std::int64_t max_blocks,
-             std::vector<BlockId>& hits) const;
+  // them. Returns the hash of the first that was not found, if it has fewer.
+  std::optional<Hash128> match(std::string_view extra_key, std::span<const TokenId> tokens,
+                               std::int64_t max_blocks, std::vector<BlockId>& hits) const;
 
   // The walk that publishes a run of blocks: keys first, then the memory they lead to, so that
   // misses overlap.
@@ -83,6 +83,7 @@ class PrefixCache {
   void insert(BlockId block, NodeId parent, const Hash128& key, const TokenId* tokens);
 
   bool is_published(BlockId block) const { return entries_[block].parent != kNoNode; }
+  const Hash128& key(BlockId block) const { return entries_[block].key; }  // of a published block
   std::int64_t num_published() const { return num_published_; }
   NodeId parent(BlockId block) const { return entries_[block].parent; }  // kNoNode: not published
   // The tokens of a published block, [block_size].
@@ -90,14 +91,15 @@ class PrefixCache {
     return &tokens_[static_cast<std::size_t>(block) * block_size_];
   }
 
-  // Forgets block and all below it, children first; on_erased(block) for each.
+  // Forgets block and all below it, children first; on_erased(block, its hash) for each.
   template <class OnErased>
   void erase(BlockId block, OnErased on_erased) {
     for (BlockId at = block;;) {
       while (entries_[at].first_child != kNoNode) at = entries_[at].first_child;
       const NodeId parent = entries_[at].parent;
+      const Hash128 key = entries_[at].key;
       erase_leaf(at);
-      on_erased(at);
+      on_erased(at, key);
       if (at == block) return;
       at = parent;
     }

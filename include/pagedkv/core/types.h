@@ -45,6 +45,28 @@ struct BlockCopy {
   friend bool operator==(const BlockCopy&, const BlockCopy&) = default;
 };
 
+// A block whose cached content was given up for an allocation.
+struct Eviction {
+  BlockId block = 0;
+  SeqId seq_id = 0;             // for which sequence
+  std::int64_t idle_steps = 0;  // steps launched since its last holder let go of it
+  friend bool operator==(const Eviction&, const Eviction&) = default;
+};
+
+// Why the cached prefix of a prompt ends where it does.
+enum class MissReason : std::uint8_t {
+  kNone = 0,         // nothing is missing but what has to be computed in any case
+  kNeverCached = 1,  // as far as is remembered; under another extra key counts as never
+  kEvicted = 2,      // it was cached once
+  kCachingOff = 3,
+};
+struct PrefixMiss {
+  MissReason reason = MissReason::kNone;
+  StepId evicted_in = 0;  // kEvicted: the step that was being built,
+  SeqId evicted_for = 0;  // and the sequence that needed the block
+  friend bool operator==(const PrefixMiss&, const PrefixMiss&) = default;
+};
+
 // A bad argument (a negative count, a duplicate id, ...) is std::invalid_argument. These are the
 // other refusals:
 class OutOfBlocks : public std::runtime_error {
@@ -82,10 +104,12 @@ struct Statistics {
   double block_occupancy = 0.0;           // (referenced + in transit + draining) / num_blocks
   std::int64_t prefix_cache_queries = 0;  // tokens looked up by allocate
   std::int64_t prefix_cache_hits = 0;     // tokens found by allocate
-  std::int64_t num_evictions = 0;    // blocks whose cached content was given up for an allocation
-  std::int64_t num_copies = 0;       // copy-on-write
-  std::int64_t num_swapped_out = 0;  // blocks
-  std::int64_t num_swapped_in = 0;   // blocks
+  std::int64_t prefix_cache_misses = 0;   // the others
+  std::int64_t prefix_cache_evictions = 0;  // cached tokens given up for an allocation
+  std::int64_t num_evictions = 0;           // their blocks
+  std::int64_t num_copies = 0;              // copy-on-write
+  std::int64_t num_swapped_out = 0;         // blocks
+  std::int64_t num_swapped_in = 0;          // blocks
 };
 
 }  // namespace pagedkv

@@ -336,8 +336,9 @@ class Engine:
         return self._scheduler.num_swapped
 
     def statistics(self) -> Statistics:
-        """The block manager's counters. Tokens that prompts looked up in the prefix cache are
-        prefix_cache_queries, those found there prefix_cache_hits; the rest were missed.
+        """The block manager's counters. In tokens: what prompts looked up in the prefix cache is
+        prefix_cache_queries, what they found prefix_cache_hits, the rest prefix_cache_misses; what
+        the cache gave up for others is prefix_cache_evictions.
         """
         return self._manager.statistics()
 

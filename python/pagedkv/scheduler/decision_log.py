@@ -1,7 +1,8 @@
 """Why each request is where it is: what the scheduler decided about it, and the numbers behind it.
 
-Memory is bounded: MAX_PER_REQUEST decisions of each request, equal ones in a row as one, and the
-last MAX_FINISHED requests that have ended.
+Memory is bounded: MAX_PER_REQUEST decisions of each request, equal ones in a row as one, the last
+MAX_FINISHED requests that have ended, the names of the last MAX_NAMES sequences. Evictions, which
+come in every step of a full pool, are kept as arrays (eviction_log.py).
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from typing import Any
 
 from pagedkv.records import Decision, DecisionKind, Explanation
 from pagedkv.request import Request
+from pagedkv.scheduler.eviction_log import EvictionLog
 
 MAX_PER_REQUEST = 64
 MAX_FINISHED = 256
+MAX_NAMES = 16384
 
 _TEXTS: dict[str, str] = {
     "queued": "queued with {prompt_len} prompt tokens, at most {max_tokens} to generate, "
     "priority {priority}; {num_queued} requests wait, {num_running} run",
     "admitted": "starts with a chunk of {query_len} tokens; {num_cached} of its {num_tokens} "
-    "tokens are in the prefix cache{missed}",
+    "tokens are in the prefix cache, {missed}",
     "resumed": "resumes: {num_blocks} blocks come back from the CPU, {num_tokens} tokens need not "
     "be computed again",
     "preempted": "preempted {by}; {way} ({why}); it held {num_blocks} blocks alone and had "
@@ -74,12 +77,23 @@ class DecisionLog:
     there is one, hears of every decision: (request, kind, step, numbers).
     """
 
-    def __init__(self, max_finished: int = MAX_FINISHED) -> None:
+    def __init__(self, block_size: int = 1, *, max_finished: int = MAX_FINISHED) -> None:
         self.step = 0
         self.listener: Callable[[Request, DecisionKind, int, dict[str, Any]], None] | None = None
+        self.evictions = EvictionLog(block_size)
+        self._names: OrderedDict[int, str] = OrderedDict()  # by seq_id
         self._max_finished = max_finished
         self._logs: dict[str, _Log] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
+
+    def name(self, seq_id: int, request_id: str) -> None:
+        """Remember whose sequence this is."""
+        self._names[seq_id] = request_id
+        if len(self._names) > MAX_NAMES:
+            self._names.popitem(last=False)
+
+    def name_of(self, seq_id: int) -> str | None:
+        return self._names.get(seq_id)
 
     def note(self, request: Request, kind: DecisionKind, **numbers: Any) -> None:
         """Remember a decision. One that repeats the last, for the same reason, prolongs it."""
@@ -122,7 +136,11 @@ class DecisionLog:
             if log.parent_id == name
         ]
 
-    @staticmethod
-    def _explanation(name: str, log: _Log) -> Explanation:
-        decisions = tuple(note.decision() for note in (log.first, *log.notes))
-        return Explanation(name, decisions, log.num_forgotten)
+    def _explanation(self, name: str, log: _Log) -> Explanation:
+        decisions = [note.decision() for note in (log.first, *log.notes)]
+        # A name may be used anew, for another sequence.
+        seq_ids = [seq_id for seq_id, owner in self._names.items() if owner == name]
+        if seq_ids:
+            decisions += self.evictions.decisions(seq_ids[-1])
+            decisions.sort(key=lambda one: (one.step, one.kind == "finished"))
+        return Explanation(name, tuple(decisions), log.num_forgotten)

@@ -58,7 +58,7 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
-        self.log = DecisionLog()
+        self.log = DecisionLog(manager.block_size)
         self._running = RunningSet(config.max_num_seqs, max_model_len)
         self.slots = self._running.slots
         self._manager = manager
@@ -66,7 +66,8 @@ class Scheduler:
         self._entries: dict[str, Entry] = {}
         self._queue = RankedQueue()
         self._next_seq_id = 0
-        self._num_steps = 0
+        self._num_steps = 0  # calls of schedule
+        self._last_step_id = 0
         self._in_flight: ScheduledStep | None = None
         self._stalled: tuple[Preempted, ...] = ()  # since the last step
         self._admission = Admission(manager, max_model_len)
@@ -147,10 +148,10 @@ class Scheduler:
         )
         if request.is_group:
             entry = self._forking.open_group(request, self._next_seq_id, rank)
-            self._next_seq_id += request.sampling_params.num_forks
+            names = self._forking.groups[request.request_id].names
         else:
-            entry = Entry(request, self._next_seq_id, rank)
-            self._next_seq_id += 1
+            entry, names = Entry(request, self._next_seq_id, rank), [request.request_id]
+        self._name_sequences(names)
         self._entries[entry.request.request_id] = entry
         self.log.note(
             entry.request,
@@ -187,8 +188,14 @@ class Scheduler:
             kind = "asks for several answers" if request_id in self else "is not running"
             raise ValueError(f"request {request_id!r} {kind}: it cannot be forked")
         forks = self._forking.fork_running(entry, n, self._next_seq_id)
-        self._next_seq_id += n
+        self._name_sequences([request.request_id for request, _ in forks])
         return forks
+
+    def _name_sequences(self, names: list[str]) -> None:
+        """The next seq_ids are taken, one by each name."""
+        for seq_id, name in enumerate(names, self._next_seq_id):
+            self.log.name(seq_id, name)
+        self._next_seq_id += len(names)
 
     def take_first_tokens(self) -> list[tuple[Request, int]]:
         """First tokens of answers 1, 2, .. of groups that were forked since the last call."""
@@ -204,7 +211,7 @@ class Scheduler:
             step_id = self._in_flight.step_id
             raise RuntimeError(f"step {step_id} is in flight: update or fail it first")
         self._num_steps += 1
-        self.log.step = self._num_steps
+        self.log.step = self._last_step_id + 1
         displaced = self._preemption.displace(self._num_steps) if self._queue else []
         order = self._running.order
         remaining = self.slots.num_tokens[order] - self.slots.num_computed[order]
@@ -232,6 +239,9 @@ class Scheduler:
             return self.schedule()
         if started.admitted:
             rows, query_lens = singles_first(rows, query_lens)
+        evicted = self._manager.take_evicted()
+        if len(evicted):
+            self.log.evictions.add(self.log.step, evicted)
         reaches_end = self.slots.num_computed[rows] == self.slots.num_tokens[rows]
         sample_rows, draws = self._forking.expand(rows, np.flatnonzero(reaches_end))
         self._in_flight = ScheduledStep(
@@ -248,8 +258,10 @@ class Scheduler:
             forked=self._forking.take_in_new_slots(),
             swap_out=self._preemption.take_swapped_out(),
             swap_in=np.array(started.swap_in, dtype=np.int64) if started.swap_in else no_pairs(),
+            evicted=evicted,
         )
         self._stalled = ()
+        self._last_step_id = self._in_flight.step_id
         return self._in_flight
 
     def _start(self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]) -> Started:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pagedkv.block_manager import BlockManager
+from pagedkv.block_manager import BlockManager, MissReason
 from pagedkv.config import SchedulerConfig
 from pagedkv.records import Admitted
 from pagedkv.scheduler.admission import Admission
@@ -130,20 +130,43 @@ class Starting:
         if entry.num_cached_tokens is None:
             entry.num_cached_tokens = cached
         started.admitted.append(Admitted(entry.request, slot, cached))
-        size, missed = self._manager.block_size, ""
-        if not pending.enabled:
-            missed = ", which is off"
-        elif cached // size < (token_ids.size - 1) // size:
-            missed = f", block {cached // size} is not"
         self._log.note(
             entry.request,
             "admitted",
             query_len=query_len,
             num_cached=cached,
             num_tokens=int(token_ids.size),
-            missed=missed,
+            **self._missed(int(token_ids.size), cached),
         )
         return query_len
+
+    def _missed(self, num_tokens: int, cached: int) -> dict[str, int | str | None]:
+        """Why the cached prefix that allocate has just found ends where it does: in words, and as
+        the block at which it ends with what is known of that one.
+        """
+        miss, size = self._manager.last_miss, self._manager.block_size
+        evicted_in = evicted_for = None
+        if miss.reason is MissReason.CACHING_OFF:
+            why = "which is off"
+        elif miss.reason is MissReason.NEVER_CACHED:
+            why = f"block {cached // size} is not and, as far as remembered, never was"
+        elif miss.reason is MissReason.EVICTED:
+            evicted_in, evicted_for = miss.evicted_in, self._log.name_of(miss.evicted_for)
+            whom = "a request of long ago" if evicted_for is None else repr(evicted_for)
+            why = f"block {cached // size} is not: it was evicted in step {evicted_in} for {whom}"
+        elif num_tokens <= size:
+            why = f"where only full blocks of {size} before the last token are"
+        elif num_tokens - cached == size:
+            why = "and the last token must be computed, so its block is too"
+        else:
+            why = "all its full blocks"
+        return {
+            "missed_block": cached // size,
+            "miss_reason": miss.reason.name.lower(),
+            "evicted_in": evicted_in,
+            "evicted_for": evicted_for,
+            "missed": why,
+        }
 
     def _resume(self, entry: Entry, budget: int, started: Started) -> int:
         """Its blocks come back from the CPU and it goes on where it stopped. A block copied on its
