@@ -28,7 +28,8 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["engine"] = VALUES | {
     "ops", "text", "block_manager", "kv_cache", "weights", "scheduler", "models", "sampling",
 }  # fmt: skip
-ALLOWED["cli"] = ALLOWED["engine"] | {"engine", "inspect"}
+ALLOWED["replay"] = VALUES | {"block_manager", "scheduler"}
+ALLOWED["cli"] = ALLOWED["engine"] | {"engine", "inspect", "replay"}
 ALLOWED["__main__"] = {"cli"}
 # The package's own __init__ hands out names lazily.
 ALLOWED["__init__"] = {"block_manager", "engine", "sampling_params"}

@@ -210,6 +210,8 @@ class Scheduler:
         if self._in_flight is not None:
             step_id = self._in_flight.step_id
             raise RuntimeError(f"step {step_id} is in flight: update or fail it first")
+        if not self._entries:
+            return None
         self._num_steps += 1
         self.log.step = self._last_step_id + 1
         displaced = self._preemption.displace(self._num_steps) if self._queue else []
@@ -232,8 +234,6 @@ class Scheduler:
             if started.copies:
                 copies = np.concatenate([copies, np.array(started.copies, dtype=np.int64)])
         if rows.size == 0:
-            if not self._entries:
-                return None
             # Beams that wait for others of their search hold the slots or blocks these need.
             self._stalled += (*displaced, *preempted, self._preemption.take_last(self._num_steps))
             return self.schedule()
