@@ -223,3 +223,22 @@ def test_searches_that_can_never_run_or_stream_are_refused(tokenizer_folder: Pat
     with pytest.raises(ValueError, match="asks for several answers"):
         engine.fork("a")
     assert len(run(engine)[0]["a"].outputs) == 3
+
+
+def test_searches_of_different_widths_in_turns_find_what_they_find_alone(
+    tokenizer_folder: Path,
+) -> None:
+    """Five beams on four slots: those of one search are computed in different steps, beside more or
+    fewer of the wider one.
+    """
+    asked = {
+        name: SamplingParams(temperature=0, max_tokens=max_tokens, beam_width=width, n=width)
+        for name, width, max_tokens in (("wide", 3, 6), ("narrow", 2, 20))
+    }
+    engine = make_engine(tokenizer_folder, block_size=4, max_num_seqs=4)
+    for name, params in asked.items():
+        engine.add_request(name, f"the {name} one", params)
+    outputs, _ = run(engine)
+    for name, params in asked.items():
+        alone = answer(tokenizer_folder, f"the {name} one", params)
+        assert outputs[name].outputs == alone.outputs

@@ -44,7 +44,9 @@ class Beams:
         for j, i in enumerate(candidates.samples.tolist()):
             if is_usable[i]:
                 entry = self._running.entry_at(int(step.slots[step.sample_rows[i]]))
-                entry.candidates = (candidates.token_ids[j], candidates.logprobs[j])
+                # Rows are as wide as the widest search beside it, which may be another next time.
+                k = entry.request.num_candidates
+                entry.candidates = (candidates.token_ids[j, :k], candidates.logprobs[j, :k])
 
     def advance(self) -> list[Entry]:
         """Move on the groups whose beams are all ready. Returns a beam of each whose search has
