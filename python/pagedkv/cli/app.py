@@ -17,6 +17,7 @@ from pagedkv.cli.chat import chat
 from pagedkv.cli.draw import draw
 from pagedkv.cli.fetch import fetch
 from pagedkv.cli.generate import generate
+from pagedkv.cli.replay import explain, replay
 
 app = typer.Typer(
     name="pagedkv",
@@ -30,6 +31,8 @@ app.command()(generate)
 app.command()(chat)
 app.command()(fetch)
 app.command()(draw)
+app.command()(replay)
+app.command()(explain)
 
 
 def _print_version(wanted: bool) -> None:

@@ -25,6 +25,8 @@ def chat(
     top_p: options.TopP = 0.95,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    record: options.Record = None,
+    record_tokens: options.RecordTokens = False,
     dtype: options.Dtype = "auto",
     max_model_len: options.MaxModelLen = None,
     block_size: options.BlockSize = 16,
@@ -47,6 +49,8 @@ def chat(
     )
     engine = options.load_engine(
         model,
+        record=record,
+        record_tokens=record_tokens,
         dtype=dtype,
         max_model_len=max_model_len,
         block_size=block_size,

@@ -44,6 +44,8 @@ def generate(
         bool,
         typer.Option("--explain", help="Say why each prompt waited, ran or was preempted."),
     ] = False,
+    record: options.Record = None,
+    record_tokens: options.RecordTokens = False,
     swap_space: options.SwapSpace = 0.0,
     preemption_mode: options.PreemptionMode = "auto",
     dtype: options.Dtype = "auto",
@@ -70,6 +72,8 @@ def generate(
     prompts = prompt or [_read_stdin()]
     engine = options.load_engine(
         model,
+        record=record,
+        record_tokens=record_tokens,
         dtype=dtype,
         max_model_len=max_model_len,
         block_size=block_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -50,10 +51,41 @@ PreemptionMode = Annotated[
 ]
 
 
-def load_engine(model: str, **options: Any) -> Engine:
-    """An engine with the options that were given; those that are None keep their defaults."""
+_RECORDING = "Recording"
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write arrivals and decisions to a new file, for pagedkv replay and explain.",
+        rich_help_panel=_RECORDING,
+    ),
+]
+RecordTokens = Annotated[
+    bool,
+    typer.Option(
+        "--record-tokens",
+        help="Write token ids as they are, not keyed pseudonyms.",
+        rich_help_panel=_RECORDING,
+    ),
+]
+
+
+def load_engine(
+    model: str, *, record: Path | None = None, record_tokens: bool = False, **options: Any
+) -> Engine:
+    """An engine with the options that were given; those that are None keep their defaults. record:
+    a file to write all that it does to. What is wrong with that is told before the model loads.
+    """
     from pagedkv.config import EngineConfig
     from pagedkv.engine import Engine
+    from pagedkv.replay import Recorder
 
+    if record_tokens and record is None:
+        raise typer.BadParameter("--record-tokens needs --record FILE")
+    if record is not None and record.exists():
+        raise FileExistsError(f"{record} exists already: --record makes a new file")
     given = {name: value for name, value in options.items() if value is not None}
-    return Engine.from_config(EngineConfig.from_options(model, **given))
+    engine = Engine.from_config(EngineConfig.from_options(model, **given))
+    if record is not None:
+        engine.observe(Recorder(record, keep_token_ids=record_tokens))
+    return engine

@@ -4,6 +4,7 @@ driving.py drives, comparing.py says what other settings would have changed.
 
 from pagedkv.replay.checking import first_difference
 from pagedkv.replay.comparing import changed_settings, compare, settings_of
+from pagedkv.replay.explaining import explain
 from pagedkv.replay.recorder import Recorder
 from pagedkv.replay.recording import Recording, RecordingError, load
 from pagedkv.replay.report import json_report, text_report
@@ -14,6 +15,7 @@ __all__ = [
     "RecordingError",
     "changed_settings",
     "compare",
+    "explain",
     "first_difference",
     "json_report",
     "load",

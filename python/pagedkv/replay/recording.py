@@ -63,6 +63,7 @@ class Fork:
     notes: list[Line]
     request_id: str
     key: str
+    fork_ids: list[str]
     fork_keys: list[str]
     num_generated: int
 
@@ -303,13 +304,15 @@ def _abort(reader: _Reader, line: Line, time_s: float, num_steps: int, notes: li
 
 def _fork(reader: _Reader, line: Line, time_s: float, num_steps: int, notes: list[Line]) -> Fork:
     request_id = field(line, "request_id", str)
+    key, fork_ids = reader.key(request_id), list_of(line, "fork_ids", str)
     return Fork(
         time_s,
         num_steps,
         notes,
         request_id,
-        reader.key(request_id),
-        [reader.new_key(one) for one in list_of(line, "fork_ids", str)],
+        key,
+        fork_ids,
+        [reader.new_key(one) for one in fork_ids],
         field(line, "num_generated", int),
     )
 
