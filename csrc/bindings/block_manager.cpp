@@ -261,7 +261,8 @@ void bind_block_manager(py::module_& module) {
            py::arg("hash_bits") = 128, py::arg("shuffle_seed") = py::none())
       .def_property_readonly("num_blocks", &BlockManager::num_blocks)
       .def_property_readonly("block_size", &BlockManager::block_size)
-      .def_property_readonly("num_allocatable_blocks", &BlockManager::num_allocatable_blocks);
+      .def_property_readonly("num_allocatable_blocks", &BlockManager::num_allocatable_blocks)
+      .def_property_readonly("num_returning_blocks", &BlockManager::num_returning_blocks);
   bind_single_calls(manager);
   bind_batch_calls(manager);
   manager.def("begin_step", &BlockManager::begin_step)

@@ -53,6 +53,7 @@ void BlockAllocator::add_ref(BlockId block) {
   }
   if (++meta.ref_count == 2) ++num_shared_;
   if (meta.ref_count == 1) {
+    if (meta.state != BlockState::kCachedIdle) --num_returning_;
     unlink(block);
     set_state(meta, BlockState::kReferenced);
   }
@@ -68,6 +69,7 @@ bool BlockAllocator::drop(BlockId block, BlockState while_in_flight) {
   if (meta.state == BlockState::kInTransit) unlink(block);
   if (has_step_in_flight()) {
     set_state(meta, while_in_flight);
+    ++num_returning_;
     link_last(step_list(next_step_ - 1), block);
   } else {
     settle(block);
@@ -154,6 +156,7 @@ void BlockAllocator::end_step(StepId step) {
   const std::int32_t list = step_list(step);
   while (meta_[list].next != list) {
     const BlockId block = meta_[list].next;
+    if (meta_[block].ref_count == 0) --num_returning_;
     unlink(block);
     settle(block);
   }
@@ -189,10 +192,13 @@ void BlockAllocator::check() const {
   const auto fail = [](const std::string& what) { throw InvariantViolation(what); };
   std::int32_t num_in[kNumBlockStates] = {};
   std::int32_t num_shared = 0;
+  std::int32_t num_returning = 0;
   for (BlockId block = 0; block < num_blocks_; ++block) {
     const Meta& meta = meta_[block];
     ++num_in[static_cast<int>(meta.state)];
     num_shared += meta.ref_count >= 2;
+    num_returning += meta.ref_count == 0 && (meta.state == BlockState::kDraining ||
+                                             meta.state == BlockState::kInTransit);
     const bool may_be_held =
         meta.state == BlockState::kReferenced || meta.state == BlockState::kInTransit;
     if ((meta.ref_count > 0 && !may_be_held) ||
@@ -215,6 +221,10 @@ void BlockAllocator::check() const {
       fail("I1: " + std::to_string(num_in[state]) + " blocks are in state " +
            std::to_string(state) + ", counted " + std::to_string(num_in_[state]));
     }
+  }
+  if (num_returning != num_returning_) {
+    fail("I1: " + std::to_string(num_returning) + " blocks wait for a step to end, counted " +
+         std::to_string(num_returning_));
   }
   if (num_shared != num_shared_) {
     fail("I2: " + std::to_string(num_shared) + " blocks are shared, counted " +

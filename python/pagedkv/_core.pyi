@@ -197,6 +197,10 @@ class BlockManager:
     @property
     def num_allocatable_blocks(self) -> int:
         """Free plus cached-idle blocks: what an allocation can take now."""
+    @property
+    def num_returning_blocks(self) -> int:
+        """Blocks that nobody holds any more, but that launched steps may still touch: an allocation
+        can take them once the steps in flight have ended."""
     # -- one sequence ----------------------------------------------------------------------------
     def match(self, token_ids: ArrayLike, *, extra_key: bytes = b"") -> int:
         """Tokens of a cached prefix: a multiple of block_size, at most len - 1. Changes nothing,

@@ -245,7 +245,6 @@ class Model(Blocks):
     def statistics(self) -> dict[str, int]:
         held = [block for block in self.blocks.values() if block.num_refs > 0]
         incoming = sum(block.is_incoming for block in held)
-        waiting = [b for _, b, pool in self.waiting if pool is self.blocks and b.num_refs == 0]
         fill: dict[Block, int] = {}
         for seq in self.seqs.values():
             for i, block in enumerate(seq.table):
@@ -257,7 +256,7 @@ class Model(Blocks):
             "num_referenced": len(held) - incoming,
             "num_shared": sum(block.num_refs > 1 for block in held),
             # Draining and, outgoing, in transit: the model does not tell these two apart.
-            "num_waiting": len(waiting) + incoming,
+            "num_waiting": self.num_returning + incoming,
             "num_cpu_free": self.num_cpu_blocks - len(self.cpu),
             "num_sequences": len(self.seqs),
             "num_tokens": sum(fill.values()),

@@ -41,6 +41,11 @@ class Blocks:
     def num_allocatable(self) -> int:
         return self.num_blocks - len(self.blocks) + len(self.idle)
 
+    @property
+    def num_returning(self) -> int:
+        pools = [pool for _, block, pool in self.waiting if block.num_refs == 0]
+        return sum(pool is self.blocks for pool in pools)
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 

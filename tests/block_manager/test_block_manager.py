@@ -110,6 +110,7 @@ def test_statistics_add_up_and_print_themselves() -> None:
     states = (s.num_free, s.num_cached_idle, s.num_referenced, s.num_in_transit, s.num_draining)
     assert states == (6, 0, 3, 0, 1)
     assert sum(states) == s.num_blocks
+    assert manager.num_returning_blocks == 1
     assert (s.prefix_cache_queries, s.prefix_cache_hits) == (18, 8)
     assert s.token_occupancy == pytest.approx(9 / 40)
     assert s.block_occupancy == pytest.approx(4 / 10)

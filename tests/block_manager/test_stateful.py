@@ -192,6 +192,7 @@ class Pair:
     def compare(self) -> None:
         manager, model = self.manager, self.model
         manager.check_invariants()
+        assert manager.num_returning_blocks == model.num_returning
         got = manager.statistics()
         expected = model.statistics()
         assert got.num_draining + got.num_in_transit == expected.pop("num_waiting")

@@ -106,9 +106,11 @@ TEST(BlockAllocator, a_block_freed_beside_a_step_drains_until_that_step_ends) {
   pool.set_findable(late);
   pool.release(late);
   EXPECT_EQ(pool.state(early), BlockState::kDraining);
+  EXPECT_EQ(pool.num_returning(), 2);
   EXPECT_THROW(pool.allocate(), OutOfBlocks, "no free block");
   pool.end_step(first);
   EXPECT_EQ(pool.state(early), BlockState::kFree);
+  EXPECT_EQ(pool.num_returning(), 1);
   EXPECT_EQ(pool.state(late), BlockState::kDraining);
   pool.check();
   pool.end_step(second);
@@ -123,6 +125,7 @@ TEST(BlockAllocator, a_draining_block_can_be_held_again) {
   pool.set_findable(block);
   pool.release(block);
   pool.add_ref(block);
+  EXPECT_EQ(pool.num_returning(), 0);
   pool.end_step(step);
   EXPECT_EQ(pool.state(block), BlockState::kReferenced);
   EXPECT_EQ(pool.ref_count(block), 1);
@@ -139,6 +142,7 @@ TEST(BlockAllocator, a_block_copied_into_is_in_transit_until_the_step_ends) {
   pool.mark_in_transit(kept);
   pool.mark_in_transit(dropped);
   EXPECT_EQ(pool.state(kept), BlockState::kInTransit);
+  EXPECT_EQ(pool.num_returning(), 0);  // it has a holder
   pool.release(dropped);
   EXPECT_EQ(pool.state(dropped), BlockState::kDraining);
   pool.check();

@@ -55,6 +55,7 @@ TEST(Invariants, I1_state_counts_add_up) {
   expect_found(
       [](Lively& l) { --TestAccess::num_in(TestAccess::cpu_pool(l.manager), BlockState::kFree); },
       "I1");
+  expect_found([](Lively& l) { --TestAccess::num_returning(l.pool); }, "I1: 2 blocks wait");
 }
 
 TEST(Invariants, I2_freed_entries_are_the_leading_ones) {

@@ -36,6 +36,7 @@ struct TestAccess {
     return pool.num_in_[static_cast<int>(state)];
   }
   static auto& num_shared(BlockAllocator& pool) { return pool.num_shared_; }
+  static auto& num_returning(BlockAllocator& pool) { return pool.num_returning_; }
 
   static auto& entry(PrefixCache& cache, BlockId block) { return cache.entries_[block]; }
   static auto& token(PrefixCache& cache, BlockId block, int offset) {

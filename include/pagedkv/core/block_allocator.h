@@ -47,6 +47,8 @@ class BlockAllocator {
   std::int32_t num_free() const { return static_cast<std::int32_t>(free_.size()); }
   std::int32_t num_in(BlockState state) const { return num_in_[static_cast<int>(state)]; }
   std::int32_t num_allocatable() const { return num_free() + num_in(BlockState::kCachedIdle); }
+  // Blocks without a holder that wait for launched steps to end: allocatable after that.
+  std::int32_t num_returning() const { return num_returning_; }
   std::int32_t num_shared() const { return num_shared_; }
   std::int32_t ref_count(BlockId block) const {
     return static_cast<std::int32_t>(meta_[index(block)].ref_count);
@@ -140,6 +142,7 @@ class BlockAllocator {
   HugeVector<BlockId>
       free_;  // a stack: the block freed last is taken first, while its memory is warm
   std::int32_t num_in_[kNumBlockStates] = {};
+  std::int32_t num_returning_ = 0;
   std::int32_t num_shared_ = 0;
   StepId first_step_ = 1;  // oldest in flight; steps [first_step_, next_step_) are in flight
   StepId next_step_ = 1;

@@ -78,6 +78,8 @@ class BlockManager {
   std::int64_t block_size() const { return block_size_; }
   // Free and idle blocks: what an allocation can take now.
   std::int64_t num_allocatable_blocks() const { return pool_.num_allocatable(); }
+  // Blocks without a holder that an allocation can take once the launched steps have ended.
+  std::int64_t num_returning_blocks() const { return pool_.num_returning(); }
 
   // -- admission
   // -----------------------------------------------------------------------------------------------------
