@@ -197,8 +197,8 @@ void BlockAllocator::check() const {
     const Meta& meta = meta_[block];
     ++num_in[static_cast<int>(meta.state)];
     num_shared += meta.ref_count >= 2;
-    num_returning += meta.ref_count == 0 && (meta.state == BlockState::kDraining ||
-                                             meta.state == BlockState::kInTransit);
+    num_returning += meta.ref_count == 0 &&
+                     (meta.state == BlockState::kDraining || meta.state == BlockState::kInTransit);
     const bool may_be_held =
         meta.state == BlockState::kReferenced || meta.state == BlockState::kInTransit;
     if ((meta.ref_count > 0 && !may_be_held) ||

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from launched import LaunchedSteps
 
 from pagedkv.block_manager import BlockManager, BlockState, StepTables
 from pagedkv.config import SchedulerConfig
@@ -159,6 +160,7 @@ class Simulation:
             max_model_len=self.max_model_len,
             enable_prefix_caching=self.enable_prefix_caching,
         )
+        self.launched = LaunchedSteps(self.manager)
         max_num_blocks = -(-self.max_model_len // self.block_size)
         self.tables = StepTables(self.manager, self.max_num_seqs, max_num_blocks)
         # Poison: an entry that no table owns points outside the cache.
@@ -173,6 +175,7 @@ class Simulation:
     def check(self) -> None:
         self.manager.check_invariants()
         self.scheduler.check_invariants()
+        self.launched.look()
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
@@ -195,6 +198,7 @@ class Simulation:
         if step is not None:
             self.num_steps += 1
             self.num_preempted += len(step.preempted)
+            self.launched.scheduled(step)
             self._check_step(step)
         return step
 
@@ -218,6 +222,10 @@ class Simulation:
             only_changed=True,
         )
         assert num_tokens == step.num_tokens
+        written = self.slot_mapping[:num_tokens] // self.block_size
+        self.launched.check_written(
+            np.concatenate([written, step.copies[:, 1], step.swap_in[:, 1]])
+        )
         for source, destination in step.copies:
             self.cache[destination] = self.cache[source]
         for cpu_block, block in step.swap_in:
@@ -238,12 +246,16 @@ class Simulation:
     def update(
         self, step: ScheduledStep, token_ids: np.ndarray, failed: np.ndarray | None = None
     ) -> None:
+        self.launched.end_before(step)
         ended = self.scheduler.update(step, token_ids, failed, candidates=self.candidates)
+        self.launched.landed(step)
         self._end(ended)
         self.check()
 
     def fail(self, step: ScheduledStep) -> None:
+        self.launched.end_before(step)
         self._end(self.scheduler.fail(step, "injected"))
+        self.launched.landed(step)
         self.check()
 
     def step(self) -> bool:
@@ -329,7 +341,10 @@ class Simulation:
             (table.num_computed[order] < table.num_tokens[order]) | np.isin(order, step.slots)
         ]
         assert busy[0] in step.slots
-        # Nothing is starved: every sequence with one token left is in the step.
+        # Nothing is starved: every sequence with one token left is in the step, or waits for blocks
+        # that launched steps hold back.
+        if self.manager.num_returning_blocks:
+            return
         running = np.flatnonzero(table.seq_ids >= 0)
         left_out = np.setdiff1d(running, step.slots)
         left_out = left_out[table.num_computed[left_out] < table.num_tokens[left_out]]

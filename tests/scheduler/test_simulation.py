@@ -1,19 +1,27 @@
 """Seeded runs of the scheduler on a fake model: random arrivals, lengths, pools, chunk sizes,
-several answers to a prompt, forks, beams, aborts and failing steps.
-Again: pytest tests/scheduler/test_simulation.py -k "ends and 0-25".
+several answers to a prompt, forks, beams, aborts, failing steps, and blocks that come back late.
+One seed again: python tests/scheduler/test_simulation.py SEED
 """
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from simulation import GARBAGE, STOP_ID, VOCAB, Simulation, make_request
 
+from pagedkv.records import ScheduledStep
+
 SEEDS_PER_TEST = 250
 NUM_SEEDS = 5000
+AGAIN = "python tests/scheduler/test_simulation.py"
 
 
 def random_simulation(rng: random.Random) -> Simulation:
@@ -52,7 +60,8 @@ def simulate(seed: int) -> Simulation:
     simulation = random_simulation(rng)
     prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 24))] for _ in range(2)]
     num_left, number = rng.randint(1, 14), 0
-    idle_limit = 0
+    max_num_launched = rng.choice([0, 0, 1, 2])
+    progress = Progress(simulation)
     while num_left or simulation.scheduler.has_work:
         while num_left and (rng.random() < 0.4 or not simulation.scheduler.has_work):
             num_left -= 1
@@ -83,10 +92,13 @@ def simulate(seed: int) -> Simulation:
         maybe_abort(rng, simulation)
         maybe_fork(rng, simulation)
         step = simulation.schedule()
+        progress.look(step)
         if step is None:
+            if simulation.scheduler.has_work:
+                simulation.launched.end_oldest()
             continue
-        idle_limit += 1
-        assert idle_limit < 3000, "no end in sight"
+        while len(simulation.launched) < max_num_launched and rng.random() < 0.7:
+            simulation.launched.launch()
         action = rng.random()
         if action < 0.04:
             if rng.random() < 0.5:  # otherwise it fails before anything has run, swaps included
@@ -100,7 +112,42 @@ def simulate(seed: int) -> Simulation:
         if rng.random() < 0.05:
             maybe_abort(rng, simulation, always=True)  # while the step is in flight
         simulation.update(step, token_ids, failed)
+        simulation.launched.end_some(rng)
+    while len(simulation.launched):
+        simulation.launched.end_oldest()
     return simulation
+
+
+class Progress:
+    """No three steps without progress: of any three in a row, one computes something that the step
+    after them has not thrown away to let others grow. (What an urgent arrival displaces is another
+    matter: there are only so many of those.)
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._num_thrown_away: Counter[str] = Counter()
+        self._rows: deque[dict[str, int]] = deque(maxlen=3)  # that count, of a step's requests
+        self._num_steps = 0
+
+    def look(self, step: ScheduledStep | None) -> None:
+        self._num_steps += 1
+        assert self._num_steps < 3000, "no end in sight"
+        scheduler, thrown_away = self._simulation.scheduler, self._num_thrown_away
+        preempted = () if step is None else step.preempted
+        thrown_away.update(one.request_id for one in preempted if one.displaced_by is None)
+        is_full = len(self._rows) == self._rows.maxlen
+        assert not is_full or any(
+            name not in scheduler or thrown_away[name] == count
+            for rows in self._rows
+            for name, count in rows.items()
+        ), "three steps without progress"
+        if not scheduler.has_work:
+            self._rows.clear()
+            return
+        rows = [] if step is None else [scheduler.request_at(slot) for slot in step.slots]
+        names = [one.request_id for one in rows if one is not None]
+        self._rows.append({name: thrown_away[name] for name in names})
 
 
 def maybe_abort(rng: random.Random, simulation: Simulation, *, always: bool = False) -> None:
@@ -142,13 +189,13 @@ def test_every_request_ends_with_its_solo_answer(first: int) -> None:
         try:
             simulate(seed).check_outcome()
         except Exception as error:
-            raise AssertionError(f"seed {seed} fails: simulate({seed})") from error
+            raise AssertionError(f"seed {seed} fails; again: {AGAIN} {seed}") from error
 
 
 def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
     reasons: set[str] = set()
     num_preempted = num_hits = num_copies = num_preempted_forks = num_swapped = 0
-    num_searches = num_preempted_beams = 0
+    num_searches = num_preempted_beams = num_held_back = 0
     for seed in range(120):
         simulation = simulate(seed)
         reasons |= {one.reason for one in simulation.finished.values()}
@@ -159,9 +206,11 @@ def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
         num_preempted_forks += sum(
             one.num_preemptions for one in simulation.finished.values() if one.request.draw
         )
+        num_held_back += simulation.launched.num_held_back
         searches = [one for one in simulation.finished.values() if one.request.num_candidates]
         num_searches += sum(one.reason in ("stop", "length") for one in searches)
         num_preempted_beams += sum(one.num_preemptions for one in searches)
+    assert num_held_back > 200
     assert num_searches > 20
     assert num_preempted_beams > 10
     assert num_copies > 50
@@ -177,3 +226,35 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert one.num_steps == other.num_steps
     for name, finished in one.finished.items():
         assert finished.token_ids.tolist() == other.finished[name].token_ids.tolist()
+
+
+def test_a_failing_seed_says_so_and_one_command_runs_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(seed: int) -> Simulation:
+        assert seed != 3
+        return simulate(0)
+
+    monkeypatch.setattr(sys.modules[__name__], "simulate", broken)
+    with pytest.raises(AssertionError, match=rf"seed 3 fails; again: {AGAIN} 3$"):
+        test_every_request_ends_with_its_solo_answer(0)
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, *AGAIN.split()[1:], "3"]
+    run = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("seed 3: ")
+
+
+def test_the_scheduler_asks_no_clock_but_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> float:
+        raise AssertionError("the scheduler looked at a clock")
+
+    for name in ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns"):
+        monkeypatch.setattr(time, name, refuse)
+    for seed in range(20):
+        simulate(seed).check_outcome()
+
+
+if __name__ == "__main__":
+    one = simulate(int(sys.argv[1]))
+    one.check_outcome()
+    print(f"seed {sys.argv[1]}: {len(one.finished)} requests in {one.num_steps} steps, all well")

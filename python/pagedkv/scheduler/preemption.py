@@ -4,6 +4,8 @@ urgent one that waits; swapped to the CPU, or computed again (cost_model.py).
 
 from __future__ import annotations
 
+import bisect
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,7 +57,10 @@ class Preemption:
     def make_room(
         self, rows: NDArray[np.int64], query_lens: NDArray[np.int64], num_step: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Preempted]]:
-        """Preempt until the rows' new blocks fit; victims leave the step's rows too."""
+        """Preempt until the rows' new blocks fit; victims leave the step's rows too. Where blocks
+        that launched steps hold back will be enough, the rows with the highest rank sit this step
+        out instead: preempting would not make room any sooner.
+        """
         running, table = self._running, self._running.slots
         preempted: list[Preempted] = []
         while rows.size:
@@ -64,6 +69,8 @@ class Preemption:
             available = self._manager.num_allocatable_blocks
             if needed <= available:
                 break
+            if needed <= available + self._manager.num_returning_blocks:
+                return *self._hold_back(rows, query_lens, available), preempted
             if len(running) == 1:
                 if self.drop_one_swapped() is not None:
                     continue
@@ -82,6 +89,25 @@ class Preemption:
             rows, query_lens = rows[keep], query_lens[keep]
         return rows, query_lens, preempted
 
+    def _hold_back(
+        self, rows: NDArray[np.int64], query_lens: NDArray[np.int64], available: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As many of the rows, from the lowest rank on, as fit into the available blocks."""
+        place = np.empty(self._running.slots.max_num_seqs, dtype=np.int64)
+        place[self._running.order] = np.arange(len(self._running))
+        by_rank = np.argsort(place[rows])
+
+        def needed(num_kept: int) -> int:
+            kept = by_rank[:num_kept]
+            seq_ids = self._running.slots.seq_ids[rows[kept]]
+            return self._manager.num_blocks_needed(
+                seq_ids, query_lens[kept]
+            ) + self._reserved_blocks(rows[kept], query_lens[kept])
+
+        num_kept = bisect.bisect_right(range(1, rows.size + 1), available, key=needed)
+        kept = np.sort(by_rank[:num_kept])
+        return rows[kept], query_lens[kept]
+
     def displace(self, num_step: int) -> list[Preempted]:
         """If the first in the queue has no room, preempt running requests that are less urgent, as
         few as suffice. None, if all of them would not.
@@ -96,12 +122,15 @@ class Preemption:
         if not less_urgent.any():
             return []
         promised = admission.promised_blocks(table, order, table.num_computed[order])
-        if table.num_free and admission.has_room(head, promised, num_running=order.size):
+        if table.num_free and (
+            admission.has_room(head, promised, num_running=order.size)
+            or self._will_have_room(head, promised)
+        ):
             return []
         victims, staying = order[less_urgent][::-1], order[~less_urgent]
         needed = admission.needed_blocks(head)
         needed += admission.promised_blocks(table, staying, table.num_computed[staying])
-        available = self._manager.num_allocatable_blocks
+        available = self._manager.num_allocatable_blocks + self._manager.num_returning_blocks
         gained = self._manager.num_swap_out_blocks(table.seq_ids[victims])
         if needed > available + gained:
             return []
@@ -114,9 +143,17 @@ class Preemption:
             displaced.append(Preempted(name, slot, needed, available, choice, displaced_by=by))
             order = running.order
             promised = admission.promised_blocks(table, order, table.num_computed[order])
-            if admission.has_room(head, promised, num_running=order.size):
+            if admission.has_room(head, promised, num_running=order.size) or self._will_have_room(
+                head, promised
+            ):
                 break
         return displaced
+
+    def _will_have_room(self, entry: Entry, promised: int) -> bool:
+        """Whether launched steps hold back what it needs."""
+        returning = self._manager.num_returning_blocks
+        needed = self._admission.needed_blocks(entry) + promised
+        return returning > 0 and needed <= self._manager.num_allocatable_blocks + returning
 
     def _reserved_blocks(self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]) -> int:
         """Blocks beyond this step's that are kept for running requests with a reservation."""

@@ -204,8 +204,9 @@ class Scheduler:
     # -- a step ------------------------------------------------------------------------
 
     def schedule(self) -> ScheduledStep | None:
-        """The next step, or None when nothing is left to run. Its blocks are taken and its tokens
-        count as computed from here on.
+        """The next step, or None when nothing is left to run, or nothing that could before a step
+        ends that others have launched on this manager. Its blocks are taken and its tokens count as
+        computed from here on.
         """
         if self._in_flight is not None:
             step_id = self._in_flight.step_id
@@ -220,13 +221,14 @@ class Scheduler:
         if not remaining.all():  # a beam that waits for the others of its search has nothing to do
             order, remaining = order[remaining > 0], remaining[remaining > 0]
         rows, query_lens = share_budget(order, remaining, self.config.max_num_batched_tokens)
+        num_wanted = rows.size
         rows, query_lens, preempted = self._preemption.make_room(rows, query_lens, self._num_steps)
         copies = no_pairs()
         if rows.size:
             copies = self._manager.append_batch(self.slots.seq_ids[rows], query_lens)
         self.slots.num_computed[rows] += query_lens
         started = Started()
-        if self._queue and not preempted:
+        if self._queue and not preempted and rows.size == num_wanted:
             started = self._start(rows, query_lens)
             new_rows = np.array([one.slot for one in started.admitted], dtype=np.int64)
             rows = np.concatenate([rows, new_rows])
@@ -234,8 +236,11 @@ class Scheduler:
             if started.copies:
                 copies = np.concatenate([copies, np.array(started.copies, dtype=np.int64)])
         if rows.size == 0:
+            self._stalled += (*displaced, *preempted)
+            if self._manager.num_returning_blocks:
+                return None
             # Beams that wait for others of their search hold the slots or blocks these need.
-            self._stalled += (*displaced, *preempted, self._preemption.take_last(self._num_steps))
+            self._stalled += (self._preemption.take_last(self._num_steps),)
             return self.schedule()
         if started.admitted:
             rows, query_lens = singles_first(rows, query_lens)
@@ -273,7 +278,9 @@ class Scheduler:
             started = self._starting.start(budget, pending, self._num_steps)
             # With nothing to run, blocks that swapped-out requests share are all that can be in
             # the way.
-            if rows.size or started.admitted or self._preemption.drop_one_swapped() is None:
+            if rows.size or started.admitted or self._manager.num_returning_blocks:
+                return started
+            if self._preemption.drop_one_swapped() is None:
                 return started
 
     def update(
