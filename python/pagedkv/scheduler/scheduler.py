@@ -32,7 +32,6 @@ from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.ending import End, Ending
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
-from pagedkv.scheduler.pending import PendingPrefixes
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue, rank_of
 from pagedkv.scheduler.rows import share_budget, singles_first
@@ -62,7 +61,6 @@ class Scheduler:
         self._running = RunningSet(config.max_num_seqs, max_model_len)
         self.slots = self._running.slots
         self._manager = manager
-        self._has_prefix_cache = enable_prefix_caching
         self._entries: dict[str, Entry] = {}
         self._queue = RankedQueue()
         self._next_seq_id = 0
@@ -73,7 +71,7 @@ class Scheduler:
         self._admission = Admission(manager, max_model_len)
         parts = (manager, config, self._running, self._queue, self._admission)
         self._preemption = Preemption(*parts, bytes_per_block=bytes_per_block, log=self.log)
-        self._starting = Starting(*parts, log=self.log)
+        self._starting = Starting(*parts, enable_prefix_caching, log=self.log)
         self._forking = Forking(manager, self._running, self._queue, self._entries)
         shared = (manager, self._running, self._queue, self._entries, self._forking)
         self._beams = Beams(*shared)
@@ -229,12 +227,10 @@ class Scheduler:
         self.slots.num_computed[rows] += query_lens
         started = Started()
         if self._queue and not preempted and rows.size == num_wanted:
-            started = self._start(rows, query_lens)
-            new_rows = np.array([one.slot for one in started.admitted], dtype=np.int64)
-            rows = np.concatenate([rows, new_rows])
-            query_lens = np.concatenate([query_lens, np.array(started.query_lens, dtype=np.int64)])
-            if started.copies:
-                copies = np.concatenate([copies, np.array(started.copies, dtype=np.int64)])
+            started = self._starting.start_beside(
+                rows, query_lens, self._num_steps, self._preemption
+            )
+            rows, query_lens, copies = started.join(rows, query_lens, copies)
         if rows.size == 0:
             self._stalled += (*displaced, *preempted)
             if self._manager.num_returning_blocks:
@@ -262,26 +258,12 @@ class Scheduler:
             preempted=(*self._stalled, *displaced, *preempted),
             forked=self._forking.take_in_new_slots(),
             swap_out=self._preemption.take_swapped_out(),
-            swap_in=np.array(started.swap_in, dtype=np.int64) if started.swap_in else no_pairs(),
+            swap_in=started.swapped_in(),
             evicted=evicted,
         )
         self._stalled = ()
         self._last_step_id = self._in_flight.step_id
         return self._in_flight
-
-    def _start(self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]) -> Started:
-        """Start what is queued beside the rows of running sequences."""
-        pending = PendingPrefixes(self._manager, enabled=self._has_prefix_cache)
-        pending.add_chunks(self.slots, self._running.by_slot, rows, query_lens)
-        budget = self.config.max_num_batched_tokens - int(query_lens.sum())
-        while True:
-            started = self._starting.start(budget, pending, self._num_steps)
-            # With nothing to run, blocks that swapped-out requests share are all that can be in
-            # the way.
-            if rows.size or started.admitted or self._manager.num_returning_blocks:
-                return started
-            if self._preemption.drop_one_swapped() is None:
-                return started
 
     def update(
         self,

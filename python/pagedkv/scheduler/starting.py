@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagedkv.block_manager import BlockManager, MissReason
 from pagedkv.config import SchedulerConfig
-from pagedkv.records import Admitted
+from pagedkv.records import Admitted, no_pairs
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.pending import PendingPrefixes
+from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue
 from pagedkv.scheduler.running import RunningSet
 
@@ -28,6 +32,21 @@ class Started:
     copies: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
 
+    def join(
+        self, rows: NDArray[np.int64], query_lens: NDArray[np.int64], copies: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """These after those of the running sequences."""
+        new_rows = np.array([one.slot for one in self.admitted], dtype=np.int64)
+        rows = np.concatenate([rows, new_rows])
+        query_lens = np.concatenate([query_lens, np.array(self.query_lens, dtype=np.int64)])
+        if self.copies:
+            copies = np.concatenate([copies, np.array(self.copies, dtype=np.int64)])
+        return rows, query_lens, copies
+
+    def swapped_in(self) -> NDArray[np.int64]:
+        """[n, 2]"""
+        return np.array(self.swap_in, dtype=np.int64) if self.swap_in else no_pairs()
+
 
 class Starting:
     """Moves requests from the queue to the running set."""
@@ -39,6 +58,7 @@ class Starting:
         running: RunningSet,
         queue: RankedQueue,
         admission: Admission,
+        has_prefix_cache: bool,
         *,
         log: DecisionLog,
     ) -> None:
@@ -47,7 +67,28 @@ class Starting:
         self._queue = queue
         self._admission = admission
         self._config = config
+        self._has_prefix_cache = has_prefix_cache
         self._log = log
+
+    def start_beside(
+        self,
+        rows: NDArray[np.int64],
+        query_lens: NDArray[np.int64],
+        num_step: int,
+        preemption: Preemption,
+    ) -> Started:
+        """Start what is queued beside the rows of running sequences."""
+        pending = PendingPrefixes(self._manager, enabled=self._has_prefix_cache)
+        pending.add_chunks(self._running.slots, self._running.by_slot, rows, query_lens)
+        budget = self._config.max_num_batched_tokens - int(query_lens.sum())
+        while True:
+            started = self.start(budget, pending, num_step)
+            if rows.size or started.admitted or self._manager.num_returning_blocks:
+                return started
+            # With nothing to run, blocks that swapped-out requests share are all that can be in
+            # the way.
+            if preemption.drop_one_swapped() is None:
+                return started
 
     def start(self, budget: int, pending: PendingPrefixes, num_step: int) -> Started:
         """Start in order of rank while slots, tokens (budget) and blocks last. Those without room,
