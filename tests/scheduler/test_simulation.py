@@ -231,9 +231,11 @@ def test_the_same_seed_is_the_same_run() -> None:
 def test_a_failing_seed_says_so_and_one_command_runs_it_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    whole = simulate(0)
+
     def broken(seed: int) -> Simulation:
         assert seed != 3
-        return simulate(0)
+        return whole
 
     monkeypatch.setattr(sys.modules[__name__], "simulate", broken)
     with pytest.raises(AssertionError, match=rf"seed 3 fails; again: {AGAIN} 3$"):
