@@ -167,10 +167,12 @@ def test_the_report_warns_of_what_it_cannot_know(recording: Recording) -> None:
 
 
 def test_a_step_without_its_numbers_is_told(recording: Recording) -> None:
-    step = dataclasses.replace(recording.steps[0], statistics={})
-    broken = dataclasses.replace(recording, steps=[step, *recording.steps[1:]])
-    with pytest.raises(RecordingError, match="a step is not whole: KeyError"):
-        compare(broken, settings_of(recording))
+    empty = dict(recording.steps[0].statistics, num_blocks=0)
+    for statistics, error in (({}, "KeyError"), (empty, "ZeroDivisionError")):
+        step = dataclasses.replace(recording.steps[0], statistics=statistics)
+        broken = dataclasses.replace(recording, steps=[step, *recording.steps[1:]])
+        with pytest.raises(RecordingError, match=f"a step is not whole: {error}"):
+            compare(broken, settings_of(recording))
 
 
 def test_the_pool_keeps_its_bytes_unless_told(recording: Recording) -> None:

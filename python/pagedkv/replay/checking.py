@@ -29,7 +29,7 @@ def first_difference(recording: Recording) -> str | None:
                     return (
                         f"step {number} differs in {what}: recorded {was!r:.200}, got {now!r:.200}"
                     )
-    except (DivergedError, ValueError, KeyError) as error:
+    except (DivergedError, ValueError, KeyError, IndexError) as error:
         return str(error)
     return None
 

@@ -141,9 +141,9 @@ def compare(recording: Recording, after: Settings) -> Comparison:
         ValueError: step times cannot be fitted to it.
     """
     before = settings_of(recording)
-    times = fit(recording, before.bytes_per_block)
     has_changed = bool(before.differences(after))
     try:
+        times = fit(recording, before.bytes_per_block)
         return Comparison(
             recording=recording,
             before=before,
@@ -154,7 +154,7 @@ def compare(recording: Recording, after: Settings) -> Comparison:
             modelled=play(recording, before, times),
             changed=play(recording, after, times) if has_changed else None,
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, IndexError, ArithmeticError, AssertionError) as error:
         raise RecordingError(f"{recording.path}: a step is not whole: {error!r}") from error
 
 

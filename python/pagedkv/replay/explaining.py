@@ -31,7 +31,7 @@ def explain(recording: Recording, request_id: str | None = None) -> list[Explana
         if request_id is None:
             return [one for key in reader.requests for one in reader.log.explain(key)]
         found = reader.log.explain(request_id)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, IndexError, ValueError) as error:
         raise RecordingError(f"{recording.path}: a decision is not whole: {error!r}") from error
     if not found:
         some = ", ".join(reader.requests[:8]) + (", ..." if len(reader.requests) > 8 else "")
@@ -64,7 +64,9 @@ class _Reader:
             evicted = step.line["step"]["evicted"]
             if evicted:
                 # Decisions of a step carry its number.
-                self.log.evictions.add(step.line["step"]["step_id"], np.array(evicted))
+                self.log.evictions.add(
+                    step.line["step"]["step_id"], np.array(evicted, dtype=np.int64)
+                )
         while event is not None:
             self._take(event)
             event = next(events, None)

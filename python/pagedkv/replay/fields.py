@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 Line = dict[str, Any]
 V = TypeVar("V")
+_MAX_TOKEN_ID = 2**31 - 1
+_MAX_COUNT = 2**53
 
 
 def field(line: Line, name: str, kind: type[V]) -> V:
@@ -32,6 +34,21 @@ def seconds(line: Line, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise TypeError(f"{name} must be a number of seconds, got {value!r:.80}")
     return float(value)
+
+
+def token_ids_of(line: Line, name: str) -> list[int]:
+    token_ids = list_of(line, name, int)
+    if any(not 0 <= one <= _MAX_TOKEN_ID for one in token_ids):
+        raise ValueError(f"{name} holds numbers that are no token ids")
+    return token_ids
+
+
+def counts_of(kind: type[V], line: Line) -> V:
+    """A dataclass of numbers that are at least 0."""
+    for name in line:
+        if not 0 <= field(line, name, int) < _MAX_COUNT:
+            raise ValueError(f"{name} must be a count, got {line[name]}")
+    return dataclass_of(kind, line)
 
 
 def dataclass_of(kind: type[V], line: Line) -> V:

@@ -18,14 +18,20 @@ import numpy as np
 
 from pagedkv.config import CacheConfig, SchedulerConfig
 from pagedkv.records import Candidates, FinishReason, RunFacts
-from pagedkv.replay.fields import Line, dataclass_of, field, list_of, seconds
+from pagedkv.replay.fields import (
+    Line,
+    counts_of,
+    dataclass_of,
+    field,
+    list_of,
+    seconds,
+    token_ids_of,
+)
 from pagedkv.replay.lines import FORMAT, VERSION
 from pagedkv.replay.work import StepWork
 from pagedkv.request import Request, fork_name
 from pagedkv.sampling_params import SamplingParams
 from pagedkv.scheduler import Rates
-
-_MAX_TOKEN_ID = 2**31 - 1
 
 
 class RecordingError(ValueError):
@@ -214,7 +220,7 @@ class _Reader:
             self._at[field(one, "slot", int)] = field(one, "request", str)
         slots = list_of(step, "slots", int)
         rows = list_of(step, "sample_rows", int)
-        token_ids, failure = list_of(line, "token_ids", int), line.get("failure")
+        token_ids, failure = token_ids_of(line, "token_ids"), line.get("failure")
         if failure is not None and not isinstance(failure, str):
             raise TypeError(f"failure must be text, got {failure!r}")
         if len(token_ids) != (0 if failure is not None else len(rows)):
@@ -230,7 +236,7 @@ class _Reader:
             start_s=seconds(line, "start"),
             seconds=seconds(line, "seconds"),
             rates=dataclass_of(Rates, field(line, "rates", dict)),
-            work=dataclass_of(StepWork, field(line, "work", dict)),
+            work=counts_of(StepWork, field(line, "work", dict)),
             samples=[
                 fork_name(self._groups[key], draw) if key in self._groups else key
                 for key, draw in zip(keys, draws, strict=True)
@@ -259,10 +265,16 @@ def _header(line: Line) -> tuple[CacheConfig, SchedulerConfig, RunFacts, bool]:
     tokens = line["tokens"]
     if tokens not in ("ids", "pseudonyms"):
         raise RecordingError(f"tokens must be ids or pseudonyms, got {tokens!r}")
+    facts = dataclass_of(RunFacts, field(line, "facts", dict))
+    for name in ("num_blocks", "bytes_per_token", "max_model_len"):
+        if field(line["facts"], name, int) < 1:
+            raise ValueError(f"{name} must be at least 1, got {line['facts'][name]}")
+    if field(line["facts"], "num_cpu_blocks", int) < 0:
+        raise ValueError(f"num_cpu_blocks must be at least 0, got {facts.num_cpu_blocks}")
     return (
         dataclass_of(CacheConfig, field(line, "cache", dict)),
         dataclass_of(SchedulerConfig, field(line, "scheduler", dict)),
-        dataclass_of(RunFacts, field(line, "facts", dict)),
+        facts,
         tokens == "ids",
     )
 
@@ -270,15 +282,12 @@ def _header(line: Line) -> tuple[CacheConfig, SchedulerConfig, RunFacts, bool]:
 def _arrival(
     reader: _Reader, line: Line, time_s: float, num_steps: int, notes: list[Line]
 ) -> Arrival:
-    prompt = list_of(line, "prompt", int)
-    if any(not 0 <= one <= _MAX_TOKEN_ID for one in prompt):
-        raise ValueError("prompt holds numbers that are no token ids")
     salt = line["cache_salt"]
     request = Request(
         request_id=field(line, "request_id", str),
-        prompt_token_ids=np.array(prompt, dtype=np.int32),
+        prompt_token_ids=np.array(token_ids_of(line, "prompt"), dtype=np.int32),
         max_tokens=field(line, "max_tokens", int),
-        stop_token_ids=tuple(list_of(line, "stop_ids", int)),
+        stop_token_ids=tuple(token_ids_of(line, "stop_ids")),
         sampling_params=SamplingParams(
             temperature=0,
             max_tokens=field(line, "max_tokens", int),
