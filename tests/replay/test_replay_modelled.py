@@ -126,11 +126,9 @@ def test_time_passes_as_modelled_and_waits_for_the_next_arrival(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     run = RecordedRun(tokenizer_folder, tmp_path / "run.jsonl")
-    for at_s in (0.25, 9.0):
+    for at_s, prompt in ((0.25, "0123456789"), (9.0, "abcdefghij")):
         run.clock.now_s = 100.0 + at_s
-        run.engine.add_request(
-            str(at_s), f"prompt {at_s:3}", SamplingParams(max_tokens=3, ignore_eos=True)
-        )
+        run.engine.add_request(prompt, prompt, SamplingParams(max_tokens=3, ignore_eos=True))
         run.finish()
     steps = list(drive_of(run.recording(), times(1.0, 0.1)).steps())
     assert [step.start_s for step in steps] == pytest.approx([0.25, 2.25, 3.35, 9.0, 11.0, 12.1])
