@@ -38,14 +38,14 @@ inline void check_slots(const ReshapeAndCacheParams& params) {
   check_scale_values("pagedkv::reshape_and_cache", params.cache);
 }
 
-// The first ceil(num_tokens / block_size) entries of one sequence's table.
+// The first ceil(num_tokens / block_size) entries of one sequence's table, from first_block on.
 inline void check_table(const char* op, const int32_t* table, int64_t max_num_blocks, int64_t seq,
-                        int64_t num_tokens, const ConstKvCache& cache) {
+                        int64_t num_tokens, const ConstKvCache& cache, int64_t first_block = 0) {
   const int64_t used = (num_tokens + cache.block_size - 1) / cache.block_size;
   STD_TORCH_CHECK(used <= max_num_blocks, op, ": sequence ", seq, " has ", num_tokens,
                   " tokens in ", used, " blocks, expected at most the ", max_num_blocks,
                   " columns of block_tables");
-  for (int64_t i = 0; i < used; ++i) {
+  for (int64_t i = first_block; i < used; ++i) {
     STD_TORCH_CHECK(0 <= table[i] && table[i] < cache.num_blocks, op, ": block_tables[", seq, ", ",
                     i, "] is ", table[i], ", expected 0 to ", cache.num_blocks - 1);
   }
@@ -73,6 +73,15 @@ inline void check_gather(const GatherBlocksParams& params) {
   check_scale_values(kOp, params.cache);
 }
 
+// The block of the first key that a sequence's first query row sees: entries before it are not
+// read.
+inline int64_t first_seen_block(const PagedAttentionParams& params, int64_t seq) {
+  if (params.window == 0) return 0;
+  const int64_t query_len = params.query_start_loc[seq + 1] - params.query_start_loc[seq];
+  const int64_t first = params.seq_lens[seq] - query_len - params.window + 1;
+  return std::max<int64_t>(first, 0) / params.cache.block_size;
+}
+
 // A group's sequences all see its whole prefix, through equal tables, and are in no other group.
 inline void check_prefix_groups(const PagedAttentionParams& params) {
   constexpr const char* kOp = "pagedkv::paged_attention";
@@ -88,6 +97,10 @@ inline void check_prefix_groups(const PagedAttentionParams& params) {
     STD_TORCH_CHECK(0 <= num_blocks, kOp, ": prefix_groups[", g, "] has ", num_blocks,
                     " blocks, expected at least 0");
     const int32_t* head = params.block_tables + first * params.block_tables_stride;
+    // What any of them sees is read through the first one's table.
+    int64_t first_of_group = num_blocks;
+    for (int64_t s = first; s < first + count; ++s)
+      first_of_group = std::min(first_of_group, first_seen_block(params, s));
     for (int64_t s = first; s < first + count; ++s) {
       STD_TORCH_CHECK(!grouped[static_cast<size_t>(s)], kOp, ": prefix_groups[", g,
                       "] has sequence ", s, ", expected no sequence in two groups");
@@ -101,9 +114,10 @@ inline void check_prefix_groups(const PagedAttentionParams& params) {
                       " that the first query row of sequence ", s, " sees");
       const int32_t* table = params.block_tables + s * params.block_tables_stride;
       // A sequence without query rows has not had its table checked.
+      const int64_t first_block = s == first ? first_of_group : first_seen_block(params, s);
       check_table(kOp, table, params.max_num_blocks, s, num_blocks * params.cache.block_size,
-                  params.cache);
-      for (int64_t i = 0; i < num_blocks; ++i) {
+                  params.cache, first_block);
+      for (int64_t i = first_block; i < num_blocks; ++i) {
         STD_TORCH_CHECK(table[i] == head[i], kOp, ": prefix_groups[", g, "]: block_tables[", s,
                         ", ", i, "] is ", table[i], ", expected ", head[i], " as in sequence ",
                         first);
@@ -127,7 +141,7 @@ inline void check_attention(const PagedAttentionParams& params) {
                     " (seq_lens counts this step's tokens), or length 0 for padding");
     if (query_len == 0) continue;
     check_table(kOp, params.block_tables + s * params.block_tables_stride, params.max_num_blocks, s,
-                seq_len, params.cache);
+                seq_len, params.cache, first_seen_block(params, s));
   }
   check_prefix_groups(params);
   check_scale_values(kOp, params.cache);

@@ -33,7 +33,8 @@ class RunFacts:
     """What a run's scheduler and block manager are made from beside its options.
 
     num_blocks, num_cpu_blocks: of the pools. bytes_per_token: K and V of all layers. model, dtype,
-    num_layers, num_kv_heads, head_dim: for the reader; nothing is decided by them.
+    num_layers, num_kv_heads, head_dim: for the reader; nothing is decided by them. window: tokens
+    that every layer sees at most, the newest included; 0: some layer sees all.
     """
 
     model: str
@@ -45,6 +46,7 @@ class RunFacts:
     max_model_len: int
     num_blocks: int
     num_cpu_blocks: int
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

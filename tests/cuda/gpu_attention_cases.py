@@ -165,12 +165,17 @@ class Problem:
         tables = torch.full((len(case.rows), width), POISON_ID, dtype=torch.int32)
         caches = [_poisoned(shape, cache_dtype, device, case.token_major) for _ in range(2)]
         taken = 0
-        for s, ((_, seq_len), count) in enumerate(zip(case.rows, blocks, strict=True)):
+        for s, ((query_len, seq_len), count) in enumerate(zip(case.rows, blocks, strict=True)):
             mine = ids[taken : taken + count]
             taken += count
             tables[s, :count] = torch.tensor(mine, dtype=torch.int32)
+            # Blocks wholly before the window of the first query belong to somebody else by now.
+            behind = 0
+            if case.window:
+                behind = max(0, seq_len - query_len - case.window + 1) // case.block_size
+            tables[s, :behind] = POISON_ID
             for cache in caches:
-                for i, block in enumerate(mine):
+                for i, block in enumerate(mine[behind:], behind):
                     fill = min(case.block_size, seq_len - i * case.block_size)
                     values = torch.randn(case.num_kv_heads, fill, case.head_dim, device=device)
                     cache[block, :, :fill] = values.to(cache_dtype)

@@ -138,3 +138,17 @@ def test_the_example_shows_the_copy_on_write() -> None:
 def test_an_example_too_small_is_refused() -> None:
     with pytest.raises(ValueError, match="num_blocks >= 3"):
         copy_on_write_example(num_blocks=2)
+
+
+def test_what_was_given_back_behind_a_window_is_a_dot_without_holders() -> None:
+    manager = BlockManager(8, 4, watermark=0.0, enable_prefix_caching=False)
+    manager.allocate(1, list(range(1, 15)))
+    manager.fork(1, 2)
+    manager.free_behind(1, 9)
+    picture = draw_cache(manager.snapshot()).plain
+    assert "A = 1: 14 tokens in 2 blocks, 2 more given back behind its window" in picture
+    assert "B = 2: 14 tokens in 4 blocks\n" in picture
+    table = manager.block_table(2).tolist()
+    shown = "".join(f"{cell:>6}" for cell in (".", ".", *table[2:]))
+    assert f"  block    {shown}\n  refs          0     0     2     2\n" in picture
+    assert [cell for cell in pool_cells(picture) if "A" in cell] == ["AB", "AB"]

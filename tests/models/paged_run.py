@@ -1,5 +1,6 @@
 """Runs a model over a paged cache as an engine would: shuffled blocks, chunks, several sequences in
-one step. Whatever it does not own is poison: NaN in the cache, absurd ids in the tables' tails.
+one step. Whatever it does not own is poison: NaN in the cache, absurd ids in the tables' tails and
+for blocks behind a window that all layers have.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ class PagedRun:
         for row, seq in enumerate(new):
             used = -(-self.lens[seq] // self.block_size)
             tables[row, :used] = torch.tensor(self.tables[seq][:used])
+            window = self.model.config.window
+            begin = self.lens[seq] - len(new[seq])
+            if window:
+                behind = max(0, begin - window + 1) // self.block_size
+                tables[row, :behind] = POISON_ID
+                self.cache[:, :, self.tables[seq][:behind]] = float("nan")
         metadata = AttentionMetadata(
             block_tables=tables,
             seq_lens=torch.tensor([self.lens[seq] for seq in new], dtype=torch.int32),

@@ -54,7 +54,7 @@ def test_one_supported_architecture_of_several_is_enough() -> None:
     ("changes", "message"),
     [
         ({"architectures": ["FooForCausalLM"]},
-         "architecture FooForCausalLM is not supported; supported are LlamaForCausalLM"),
+         "architecture FooForCausalLM is not supported; supported are LlamaForCausalLM, Mistral"),
         ({"architectures": []}, "architecture without a name is not supported; supported are"),
         ({"architectures": None, "model_type": "foo"}, "model_type 'foo' is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantised safetensors are not supported"),

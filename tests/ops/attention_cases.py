@@ -177,6 +177,7 @@ CORNERS = (
     AttentionCase("prefix_is_everything", ((48, 1), (48, 1)), causal=False, prefix=(0, 2, 3)),
     AttentionCase("prefix_ends_before_query", ((49, 1), (50, 2)), prefix=(0, 2, 3)),
     AttentionCase("prefix_outside_window", ((100, 1), (300, 1)), window=20, prefix=(0, 2, 4)),
+    AttentionCase("prefix_cut_by_window", ((110, 1), (100, 1)), window=60, prefix=(0, 2, 4)),
     AttentionCase("prefix_of_one", ((100, 1), (300, 1)), prefix=(1, 1, 4)),
     AttentionCase("prefix_of_no_blocks", ((100, 1), (300, 1)), prefix=(0, 2, 0)),
     AttentionCase("prefix_over_many_rows", tuple((600, 5) for _ in range(30)), prefix=(0, 30, 30)),

@@ -1,5 +1,6 @@
 """Tensors for an AttentionCase, poisoned: NaN in every cache slot that no sequence owns, absurd ids
-in unused table entries, NaN in outputs and around every tensor; and what the result has to be."""
+in unused table entries, those of blocks behind the window too, NaN in outputs and around every
+tensor; and what the result has to be."""
 
 from __future__ import annotations
 
@@ -41,8 +42,20 @@ class AttentionCall:
         return {"out": self.out, "lse": self.lse, **self.inputs, **self.options, **changes}
 
 
+def first_block(case: AttentionCase, seq: int) -> int:
+    """The block of the first key that the sequence's first query sees, or, for the first of a
+    prefix group, through whose table the prefix is read, a query of any of the group.
+    """
+    if case.window == 0:
+        return 0
+    first, num_seqs, _ = case.prefix or (seq, 1, 0)
+    seqs = range(first, first + num_seqs) if seq == first else [seq]
+    positions = [case.sequences[s][0] - case.sequences[s][1] for s in seqs]
+    return max(0, min(positions) - case.window + 1) // case.block_size
+
+
 def block_tables(case: AttentionCase, chooser: random.Random) -> tuple[Tensor, int]:
-    """Shuffled tables with absurd ids after the used entries, and how many blocks there are."""
+    """Shuffled tables with absurd ids around the used entries, and how many blocks there are."""
     counts = [-(-seq_len // case.block_size) for seq_len, _ in case.sequences]
     num_blocks = sum(counts) + SPARE_BLOCKS
     ids = chooser.sample(range(num_blocks), num_blocks)
@@ -53,6 +66,7 @@ def block_tables(case: AttentionCase, chooser: random.Random) -> tuple[Tensor, i
         begin = num_shared if first <= s < first + num_seqs else 0
         own = shared[:begin] + [ids.pop() for _ in range(count - begin)]
         tables[s, :count] = torch.tensor(own, dtype=torch.int32)
+        tables[s, : first_block(case, s)] = ABSURD_ID
     return tables, num_blocks
 
 
@@ -62,7 +76,7 @@ def caches(case: AttentionCase, tables: Tensor, num_blocks: int) -> tuple[Tensor
     dtype = getattr(torch, case.dtype if case.cache == "same" else case.cache)
     owned = torch.zeros(num_blocks, case.block_size, dtype=torch.bool)
     for s, (seq_len, _) in enumerate(case.sequences):
-        for j in range(-(-seq_len // case.block_size)):
+        for j in range(first_block(case, s), -(-seq_len // case.block_size)):
             owned[tables[s, j], : seq_len - j * case.block_size] = True
     made = []
     for spread in (1.0, 2.0):
@@ -160,7 +174,7 @@ def plain_in(call: AttentionCall, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         if seq_len == 0:
             out[rows], lse[rows] = 0, -math.inf
             continue
-        slots = torch.arange(seq_len - 1, -1, -1)
+        slots = torch.arange(seq_len - 1, first_block(case, s) * case.block_size - 1, -1)
         blocks = inputs["block_tables"][s, slots // case.block_size].long()
         sides = []
         for name in ("key", "value"):
@@ -169,7 +183,7 @@ def plain_in(call: AttentionCall, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
             real = stored if scale is None else stored * scale.view(1, -1, 1)
             sides.append(real.to(dtype).repeat_interleave(case.group, dim=1).transpose(0, 1))
         query = inputs["query"][rows].to(dtype).transpose(0, 1)
-        dots = torch.zeros(len(query), query_len, seq_len)
+        dots = torch.zeros(len(query), query_len, slots.numel())
         for d in range(case.head_dim):
             dots += query[:, :, d, None].float() * sides[0][:, None, :, d].float()
         logits = dots.to(dtype) * call.options["scale"]

@@ -48,13 +48,13 @@ def best_of(logprobs: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return order, logprobs[order]
 
 
-def solo_beams(request: Request) -> list[Hypothesis]:
+def solo_beams(request: Request, window: int = 0) -> list[Hypothesis]:
     """The search on contexts alone, without blocks, slots and batches."""
     search = BeamSearch(request)
     known = [np.empty(0, dtype=np.int32)]
     while True:
         contexts = [np.append(request.prompt_token_ids, one) for one in known]
-        pairs = [best_of(logprobs_after(one), search.num_candidates) for one in contexts]
+        pairs = [best_of(logprobs_after(one[-window:]), search.num_candidates) for one in contexts]
         going_on = search.advance(
             known, np.stack([ids for ids, _ in pairs]), np.stack([values for _, values in pairs])
         )
@@ -64,11 +64,13 @@ def solo_beams(request: Request) -> list[Hypothesis]:
         known = [np.append(known[parent], np.int32(token)) for parent, token in chosen]
 
 
-def solo(request: Request, known: Sequence[int] = ()) -> list[int]:
-    """What the request answers when nothing else exists. known: what a fork starts with."""
+def solo(request: Request, known: Sequence[int] = (), window: int = 0) -> list[int]:
+    """What the request answers when nothing else exists. known: what a fork starts with; window:
+    how many tokens the model sees, 0: all.
+    """
     context = request.prompt_token_ids.tolist() + list(known)
     for _ in range(request.max_tokens - len(known)):
-        context.append(next_token(np.array(context), request.draw))
+        context.append(next_token(np.array(context[-window:]), request.draw))
         if context[-1] in request.stop_token_ids:
             break
     return context[request.prompt_len :]
@@ -128,6 +130,7 @@ class Simulation:
     reserve_after_preemptions: int = 3
     num_cpu_blocks: int = 0
     preemption_mode: str = "auto"
+    window: int = 0
     finished: dict[str, FinishedRequest] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     candidates: Candidates | None = None
@@ -159,6 +162,7 @@ class Simulation:
             config,
             max_model_len=self.max_model_len,
             enable_prefix_caching=self.enable_prefix_caching,
+            window=self.window,
         )
         self.launched = LaunchedSteps(self.manager)
         max_num_blocks = -(-self.max_model_len // self.block_size)
@@ -171,6 +175,16 @@ class Simulation:
         self.positions = np.zeros(self.max_num_batched_tokens, dtype=np.int64)
         self.seq_lens = np.zeros(self.max_num_seqs, dtype=np.int32)
         self.query_start_loc = np.zeros(self.max_num_seqs + 1, dtype=np.int32)
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """Blocks that a sequence holds at once until it has so many tokens, at worst."""
+        size, needed = self.block_size, -(-num_tokens // self.block_size)
+        if self.window == 0:
+            return needed
+        kept = max(self.window - 1, size)
+        most = 1 + -(-(kept + min(self.max_num_batched_tokens, kept) - 1) // size)
+        fits = 1 + -(-kept // size) <= self.num_blocks
+        return min(needed, most, self.num_blocks) if fits else min(needed, most)
 
     def check(self) -> None:
         self.manager.check_invariants()
@@ -281,7 +295,7 @@ class Simulation:
                 self._check_beam(one)
                 continue
             assert one.num_preemptions <= self.reserve_after_preemptions, name
-            expected = solo(self.requests[name], self.forked_after.get(name, ()))
+            expected = solo(self.requests[name], self.forked_after.get(name, ()), self.window)
             got = one.token_ids.tolist()
             if one.reason in ("stop", "length"):
                 assert got == expected, name
@@ -295,7 +309,7 @@ class Simulation:
 
     def _check_beam(self, one: FinishedRequest) -> None:
         if one.reason in ("stop", "length"):
-            expected = solo_beams(one.request)[one.request.draw]
+            expected = solo_beams(one.request, self.window)[one.request.draw]
             assert one.token_ids.tolist() == expected.token_ids.tolist(), one.request.request_id
             assert one.cumulative_logprob == expected.logprob
             assert (one.reason == "stop") == expected.has_stopped
@@ -317,9 +331,12 @@ class Simulation:
         return Candidates(np.array(samples), np.stack(ids), np.stack(values))
 
     def _context(self, step: ScheduledStep, row: int) -> np.ndarray:
+        """Read through the block table, from the first block that the window needs."""
         seq_len = int(self.seq_lens[row])
-        table = self.block_tables[step.slots[row], : -(-seq_len // self.block_size)]
-        return self.cache[table].reshape(-1)[:seq_len]
+        first = max(0, seq_len - self.window) // self.block_size if self.window else 0
+        table = self.block_tables[step.slots[row], first : -(-seq_len // self.block_size)]
+        context = self.cache[table].reshape(-1)[: seq_len - first * self.block_size]
+        return context[-self.window :]
 
     def _sample(self, step: ScheduledStep, row: int, draw: int) -> int:
         return next_token(self._context(step, row), int(draw))

@@ -24,12 +24,18 @@ NUM_SEEDS = 5000
 AGAIN = "python tests/scheduler/test_simulation.py"
 
 
-def random_simulation(rng: random.Random) -> Simulation:
+def random_simulation(rng: random.Random, window_rng: random.Random | None = None) -> Simulation:
+    """window_rng: makes it one of a model with a sliding window."""
     block_size = rng.choice([1, 2, 4, 8])
     max_num_seqs = rng.randint(1, 12)
     max_model_len = rng.randint(8, 64)
     # Around one longest request: the pool is short for almost any two of them.
-    num_blocks = max(1, int(max_model_len / block_size * rng.uniform(0.6, 1.6)))
+    size = rng.uniform(0.6, 1.6)
+    window = 0
+    if window_rng is not None:  # short even for one, of which it holds a part at a time
+        window = window_rng.choice([1, window_rng.randint(2, 8), window_rng.randint(2, 24)])
+        size = window_rng.uniform(0.2, 1.6)
+    num_blocks = max(1, int(max_model_len / block_size * size))
     return Simulation(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -46,6 +52,7 @@ def random_simulation(rng: random.Random) -> Simulation:
         reserve_after_preemptions=rng.choice([1, 2, 5]),
         num_cpu_blocks=rng.choice([0, 1, 3, num_blocks, 4 * num_blocks]),
         preemption_mode=rng.choice(["auto", "swap", "swap", "recompute"]),
+        window=window,
     )
 
 
@@ -57,7 +64,7 @@ def random_prompt(rng: random.Random, prefixes: list[list[int]], max_len: int) -
 
 def simulate(seed: int) -> Simulation:
     rng = random.Random(seed)
-    simulation = random_simulation(rng)
+    simulation = random_simulation(rng, random.Random(f"window {seed}") if seed % 2 else None)
     prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 24))] for _ in range(2)]
     num_left, number = rng.randint(1, 14), 0
     max_num_launched = rng.choice([0, 0, 1, 2])
@@ -80,7 +87,7 @@ def simulate(seed: int) -> Simulation:
                 priority=priority,
                 **random_answers(rng, simulation.max_num_seqs),
             )
-            needed = -(-(len(prompt) + max_tokens - 1) // simulation.block_size)
+            needed = simulation.most_blocks(len(prompt) + max_tokens - 1)
             if request.num_candidates and needed * request.num_forks > simulation.num_blocks:
                 with pytest.raises(ValueError, match=f"need up to {needed * request.num_forks} b"):
                     simulation.add(request)
@@ -195,8 +202,8 @@ def test_every_request_ends_with_its_solo_answer(first: int) -> None:
 def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
     reasons: set[str] = set()
     num_preempted = num_hits = num_copies = num_preempted_forks = num_swapped = 0
-    num_searches = num_preempted_beams = num_held_back = 0
-    for seed in range(120):
+    num_searches = num_preempted_beams = num_held_back = num_beyond_the_pool = 0
+    for seed in range(160):
         simulation = simulate(seed)
         reasons |= {one.reason for one in simulation.finished.values()}
         num_preempted += simulation.num_preempted
@@ -207,10 +214,17 @@ def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
             one.num_preemptions for one in simulation.finished.values() if one.request.draw
         )
         num_held_back += simulation.launched.num_held_back
+        num_beyond_the_pool += sum(
+            one.request.prompt_len + one.token_ids.size - 1
+            > simulation.num_blocks * simulation.block_size
+            for one in simulation.finished.values()
+            if one.reason == "length"
+        )
         searches = [one for one in simulation.finished.values() if one.request.num_candidates]
         num_searches += sum(one.reason in ("stop", "length") for one in searches)
         num_preempted_beams += sum(one.num_preemptions for one in searches)
     assert num_held_back > 200
+    assert num_beyond_the_pool > 10
     assert num_searches > 20
     assert num_preempted_beams > 10
     assert num_copies > 50

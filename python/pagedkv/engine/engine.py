@@ -97,6 +97,7 @@ class Engine:
             max_model_len=loaded.max_model_len,
             num_blocks=num_blocks,
             num_cpu_blocks=kv_cache.num_cpu_blocks,
+            window=loaded.window,
         )
         self._manager, self._scheduler = build_scheduler(
             config.cache, config.scheduler, self._facts
@@ -114,7 +115,7 @@ class Engine:
             eos_token_ids=loaded.eos_token_ids,
             vocab_size=loaded.vocab_size,
             max_model_len=loaded.max_model_len,
-            num_cache_tokens=num_blocks * block_size,
+            num_cache_tokens=self._scheduler.window.longest(loaded.max_model_len),
             seed=config.seed,
         )
         self._outputs = OutputProcessor(loaded.tokenizer, config.scheduler.max_num_seqs)

@@ -26,6 +26,7 @@ class LoadedModel:
 
     vocab_size: rows of the embedding, which bounds the ids of a prompt. sampled_vocab_size: ids
     that may be generated; smaller where the embedding is padded beyond the tokenizer's vocabulary.
+    window: tokens that every layer sees at most, the newest included; 0: some layer sees all.
     """
 
     model: Model
@@ -35,6 +36,7 @@ class LoadedModel:
     vocab_size: int
     sampled_vocab_size: int
     max_model_len: int
+    window: int = 0
 
 
 def load(config: EngineConfig) -> LoadedModel:
@@ -65,6 +67,7 @@ def load(config: EngineConfig) -> LoadedModel:
         vocab_size=shape.vocab_size,
         sampled_vocab_size=min(shape.vocab_size, tokenizer.vocab_size),
         max_model_len=config.max_model_len or shape.max_position_embeddings,
+        window=shape.window,
     )
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from rich.style import Style
 from rich.text import Text
 
-from pagedkv._core import BlockState, Snapshot
+from pagedkv._core import FREED_BLOCK, BlockState, Snapshot
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _COLORS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
@@ -74,7 +74,9 @@ def draw_cache(
         num_tokens = int(snapshot.seq_num_tokens[index])
         table, letter = tables[seq_id], letters[seq_id]
         text.append(f"\n{letter}", _style(letter) + Style(bold=True))
-        text.append(f" = {label}: {num_tokens} tokens in {len(table)} blocks\n")
+        num_freed = table.count(FREED_BLOCK)
+        freed = f", {num_freed} more given back behind its window" if num_freed else ""
+        text.append(f" = {label}: {num_tokens} tokens in {len(table) - num_freed} blocks{freed}\n")
         _draw_table(text, snapshot, table, letter, cells_per_row)
         text.append("  last block " + _fill(num_tokens, len(table), snapshot.block_size) + "\n")
     if len(shown) < len(tables):
@@ -168,8 +170,9 @@ def _draw_table(
     text: Text, snapshot: Snapshot, table: list[int], letter: str, cells_per_row: int
 ) -> None:
     """Logical index, block id and ref count of each entry; a swapped one (-1 - cpu_block) counts
-    the tables that name it."""
+    the tables that name it, and one given back behind a window is a dot."""
     holders = Counter(snapshot.block_ids.tolist()) if min(table, default=0) < 0 else Counter[int]()
+    holders[FREED_BLOCK] = 0
     for first in range(0, len(table), cells_per_row):
         part = table[first : first + cells_per_row]
         counts = [int(snapshot.ref_counts[b]) if b >= 0 else holders[b] for b in part]
@@ -178,6 +181,8 @@ def _draw_table(
         text.append("  block    ")
         for block_id, count in zip(part, counts, strict=True):
             shown = str(block_id) if block_id >= 0 else f"cpu{-1 - block_id}"
+            if block_id == FREED_BLOCK:
+                shown = "."
             text.append(f"{shown:>6}", Style(bold=True) if count > 1 else _style(letter))
         text.append("\n  refs     ")
         text.append("".join(f"{count:>6}" for count in counts) + "\n", _QUIET)

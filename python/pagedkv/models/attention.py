@@ -14,10 +14,11 @@ from pagedkv.models.parameters import Parameters, Piece, Split
 class Attention:
     """Grouped-query attention; query head h reads KV head h // (num_heads / num_kv_heads).
 
-    cos_sin_table: fp32 [max_model_len, rotary_dim], shared by all layers.
+    cos_sin_table: fp32 [max_model_len, rotary_dim], shared by all layers. window: how many tokens a
+    token sees, itself included; 0: all before it.
     """
 
-    __slots__ = ("_heads", "_output", "_qkv", "_scale", "_shape", "_table")
+    __slots__ = ("_heads", "_output", "_qkv", "_scale", "_shape", "_table", "_window")
 
     def __init__(
         self,
@@ -25,10 +26,12 @@ class Attention:
         name: str,
         config: ModelConfig,
         cos_sin_table: torch.Tensor,
+        window: int,
     ) -> None:
         hidden, dim = config.hidden_size, config.head_dim
         query_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
         self._table = cos_sin_table
+        self._window = window
         self._scale = dim**-0.5
         self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._shape = (-1, config.num_heads + 2 * config.num_kv_heads, dim)
@@ -44,7 +47,7 @@ class Attention:
         self._output = projection(
             parameters,
             (Piece(f"{name}.o_proj", (hidden, query_size), Split.ROW, unit=dim),),
-            has_bias=config.attention_bias,
+            has_bias=config.output_bias,
         )
 
     def __call__(
@@ -71,6 +74,7 @@ class Attention:
             attn_metadata.query_start_loc,
             max_query_len=attn_metadata.max_query_len,
             scale=self._scale,
+            window=self._window,
             prefix_groups=attn_metadata.prefix_groups,
         )
         return self._output(out.flatten(1))

@@ -21,7 +21,9 @@ class ModelConfig:
     """Sizes and choices of one model. Sizes count elements, heads, layers or tokens.
 
     max_position_embeddings is what the checkpoint states; longest_context how far its rotary
-    scaling reaches, if that is further.
+    scaling reaches, if that is further. layer_windows [num_layers]: how many tokens a token sees in
+    each layer, itself included; 0: all before it. attention_bias: of the projections of queries,
+    keys and values; output_bias: of that behind attention.
     """
 
     architecture: str
@@ -38,7 +40,9 @@ class ModelConfig:
     rope: RopeConfig
     tie_word_embeddings: bool
     attention_bias: bool
+    output_bias: bool
     mlp_bias: bool
+    layer_windows: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -48,6 +52,15 @@ class ModelConfig:
             )
         if self.num_layers > _MAX_LAYERS:
             raise ValueError(f"num_hidden_layers is {self.num_layers}, more than {_MAX_LAYERS}")
+
+    @property
+    def window(self) -> int:
+        """How many tokens the cache must keep, the newest included; 0: all, since a layer sees all.
+
+        Where layers alternate between a window and everything, K and V of all layers stay, since
+        a block holds a token's K and V of every layer.
+        """
+        return 0 if 0 in self.layer_windows else max(self.layer_windows)
 
     @property
     def longest_context(self) -> int:

@@ -1,4 +1,6 @@
-"""Llama 1 to 3.x, SmolLM and others of its shape (`LlamaForCausalLM`)."""
+"""Llama 1 to 3.x, SmolLM and others of its shape (`LlamaForCausalLM`). Mistral and Qwen2, which
+differ in biases and sliding windows, are built from it too (sliding.py reads their configurations).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,33 @@ from pagedkv.models.rope import cos_sin_table, read_rope
 def read_config(values: Mapping[str, object]) -> ModelConfig:
     """A Llama's config.json. Raises ValueError for what is missing, wrong or not supported."""
     read = ConfigReader(values)
+    attention_bias = read.flag("attention_bias", False)
+    return read_decoder(
+        values,
+        "LlamaForCausalLM",
+        attention_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=read.flag("mlp_bias", False),
+    )
+
+
+def read_decoder(
+    values: Mapping[str, object],
+    architecture: str,
+    *,
+    attention_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    max_len: int = 2048,
+    layer_windows: tuple[int, ...] | None = None,
+) -> ModelConfig:
+    """A config.json of Llama's shape, but for what its family has its own ways to say.
+
+    Args:
+        max_len: max_position_embeddings where the file has none. layer_windows: None: no layer has
+            one.
+    """
+    read = ConfigReader(values)
     hidden_size, num_heads = read.size("hidden_size"), read.size("num_attention_heads")
     if values.get("head_dim") is None and hidden_size % num_heads:
         raise ValueError(
@@ -26,16 +55,17 @@ def read_config(values: Mapping[str, object]) -> ModelConfig:
             f"which is {num_heads}, and there is no head_dim"
         )
     head_dim = read.size("head_dim", hidden_size // num_heads or 1)
-    max_len = read.size("max_position_embeddings", 2048)
+    max_len = read.size("max_position_embeddings", max_len)
+    num_layers = read.size("num_hidden_layers")
     rope = read_rope(values, head_dim=head_dim, max_len=max_len)
     if rope.rotary_dim != head_dim:
         raise ValueError(
             f"config: rotary embedding of {rope.rotary_dim} of {head_dim} elements of a head "
-            "is not supported for Llama"
+            f"is not supported for {architecture}"
         )
     return ModelConfig(
-        architecture="LlamaForCausalLM",
-        num_layers=read.size("num_hidden_layers"),
+        architecture=architecture,
+        num_layers=num_layers,
         hidden_size=hidden_size,
         intermediate_size=read.size("intermediate_size"),
         num_heads=num_heads,
@@ -47,8 +77,10 @@ def read_config(values: Mapping[str, object]) -> ModelConfig:
         hidden_act=read.activation("hidden_act"),
         rope=rope,
         tie_word_embeddings=read.flag("tie_word_embeddings", False),
-        attention_bias=read.flag("attention_bias", False),
-        mlp_bias=read.flag("mlp_bias", False),
+        attention_bias=attention_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        layer_windows=(0,) * num_layers if layer_windows is None else layer_windows,
     )
 
 
@@ -58,11 +90,12 @@ class LlamaLayer:
     __slots__ = ("_attention", "_mlp", "attention_norm", "mlp_norm")
 
     def __init__(
-        self, parameters: Parameters, name: str, config: ModelConfig, table: torch.Tensor
+        self, parameters: Parameters, index: int, config: ModelConfig, table: torch.Tensor
     ) -> None:
+        name, window = f"model.layers.{index}", config.layer_windows[index]
         size, epsilon = config.hidden_size, config.rms_norm_eps
         self.attention_norm = RMSNorm(parameters, f"{name}.input_layernorm", size, epsilon)
-        self._attention = Attention(parameters, f"{name}.self_attn", config, table)
+        self._attention = Attention(parameters, f"{name}.self_attn", config, table, window)
         self.mlp_norm = RMSNorm(parameters, f"{name}.post_attention_layernorm", size, epsilon)
         self._mlp = GatedMLP(parameters, f"{name}.mlp", config)
 
@@ -93,8 +126,7 @@ class LlamaForCausalLM:
             parameters, "model.embed_tokens", config.vocab_size, config.hidden_size
         )
         self._layers = [
-            LlamaLayer(parameters, f"model.layers.{index}", config, table)
-            for index in range(config.num_layers)
+            LlamaLayer(parameters, index, config, table) for index in range(config.num_layers)
         ]
         self._norm = RMSNorm(parameters, "model.norm", config.hidden_size, config.rms_norm_eps)
         if config.tie_word_embeddings:

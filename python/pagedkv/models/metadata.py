@@ -13,11 +13,12 @@ class AttentionMetadata:
     chunks alike.
 
     block_tables: int32 [num_seqs, max_num_blocks]; only the first ceil(seq_len / block_size)
-    entries of a row are read. seq_lens: int32 [num_seqs], this step's tokens included.
-    query_start_loc: int32 [num_seqs + 1], sequence s has the tokens query_start_loc[s] ..
-    query_start_loc[s + 1]. slot_mapping: int64 [num_tokens], slot = block_id * block_size + offset,
-    -1 writes nothing. max_query_len: the most tokens of any sequence. prefix_groups: int32
-    [num_groups, 3], as pagedkv.ops.paged_attention has it, or None.
+    entries of a row are read, and those of blocks behind a sliding window hold anything.
+    seq_lens: int32 [num_seqs], this step's tokens included. query_start_loc: int32 [num_seqs +
+    1], sequence s has the tokens query_start_loc[s] .. query_start_loc[s + 1]. slot_mapping:
+    int64 [num_tokens], slot = block_id * block_size + offset, -1 writes nothing. max_query_len:
+    the most tokens of any sequence. prefix_groups: int32 [num_groups, 3], as
+    pagedkv.ops.paged_attention has it, or None.
     """
 
     block_tables: torch.Tensor

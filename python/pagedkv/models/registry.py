@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from pagedkv.models import llama
+from pagedkv.models import llama, sliding
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.metadata import AttentionMetadata
 from pagedkv.models.parameters import Parameter, Parameters
@@ -44,7 +44,11 @@ class Family:
     build: Callable[[ModelConfig, Parameters, int], CausalLM]
 
 
-FAMILIES = (Family("LlamaForCausalLM", "llama", llama.read_config, llama.LlamaForCausalLM),)
+FAMILIES = (
+    Family("LlamaForCausalLM", "llama", llama.read_config, llama.LlamaForCausalLM),
+    Family("MistralForCausalLM", "mistral", sliding.read_mistral, llama.LlamaForCausalLM),
+    Family("Qwen2ForCausalLM", "qwen2", sliding.read_qwen2, llama.LlamaForCausalLM),
+)
 
 
 def family_of(config: Mapping[str, object]) -> Family:

@@ -61,7 +61,8 @@ def paged_attention(
             a contiguous last dimension; `query`'s dtype, float8_e4m3fn or float8_e5m2; block_size
             at most 256; num_heads is a multiple of num_kv_heads.
         block_tables: [num_seqs, max_num_blocks] int32; only the first
-            ceil(seq_len / block_size) entries of a row are read.
+            ceil(seq_len / block_size) entries of a row are read. With a window, entries of blocks
+            wholly before the first key that the first query sees may hold anything.
         seq_lens: [num_seqs] int32, this step's tokens included; 0 is a padded sequence.
         query_start_loc: [num_seqs + 1] int32, from 0, not decreasing, at most num_tokens.
         max_query_len: the most query tokens of any sequence, or more.
@@ -76,7 +77,8 @@ def paged_attention(
             sequence, merged in order (v2), 0 lets the op choose. At most 256.
         prefix_groups: [num_groups, 3] int32, rows (first_seq, num_seqs, num_prefix_blocks): the
             tables of those sequences begin with the same num_prefix_blocks blocks, which all their
-            queries see. The result is the same, the shared keys may be read once. No sequence is
+            queries see (with a window, as far as any of them sees; read through the first one's
+            table). The result is the same, the shared keys may be read once. No sequence is
             in two groups; num_seqs 0 is an empty entry.
         workspace: uint8 [at least paged_attention_workspace_size(...)], any contents, or None, and
             the op allocates.

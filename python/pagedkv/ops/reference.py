@@ -117,6 +117,7 @@ def paged_attention(
     """See `pagedkv.ops.paged_attention`. Splits, groups and workspace change how the work is done,
     never the result, so there is nothing to do with them here."""
     starts = query_start_loc.tolist()
+    block_size = key_cache.size(2)
     for s, seq_len in enumerate(seq_lens.tolist()):
         rows = slice(starts[s], starts[s + 1])
         query_len = rows.stop - rows.start
@@ -126,8 +127,11 @@ def paged_attention(
             if lse is not None:
                 lse[rows] = -math.inf
             continue
-        keys = _tokens(key_cache, k_scale, block_tables[s], seq_len)
-        values = _tokens(value_cache, v_scale, block_tables[s], seq_len)
+        # Whole blocks before the window of the first query are not there to be read.
+        skipped = max(0, seq_len - query_len - window + 1) // block_size if window > 0 else 0
+        table, num_keys = block_tables[s, skipped:], seq_len - skipped * block_size
+        keys = _tokens(key_cache, k_scale, table, num_keys)
+        values = _tokens(value_cache, v_scale, table, num_keys)
         sequence_out, sequence_lse = _attend(
             query[rows].float(), keys, values, scale, causal, window, alibi_slopes, soft_cap
         )

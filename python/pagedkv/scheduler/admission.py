@@ -9,23 +9,22 @@ from pagedkv.block_manager import BlockManager, CanAllocate
 from pagedkv.request import Request
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.slots import SlotTable
+from pagedkv.scheduler.window import Window
 
 
 class Admission:
     """Answers for queued requests. Changes neither queue nor manager."""
 
-    def __init__(self, manager: BlockManager, max_model_len: int) -> None:
+    def __init__(self, manager: BlockManager, max_model_len: int, window: Window) -> None:
         self._manager = manager
         self._max_model_len = max_model_len
-
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._manager.block_size)
+        self._window = window
 
     def worst_case(self, request: Request) -> int:
         """Blocks it holds if it generates all it may. The last token is returned but never attended
         to, so its K/V needs no place.
         """
-        return self.blocks_for(request.prompt_len + request.max_tokens - 1)
+        return self._window.blocks_for(request.prompt_len + request.max_tokens - 1)
 
     def check(self, request: Request) -> None:
         """Raise ValueError if the request is longer than the context or the whole pool."""
@@ -44,10 +43,14 @@ class Admission:
             raise ValueError(
                 f"request {request.request_id!r} can never run: its {prompt_len} prompt tokens and "
                 f"up to {max_tokens} generated ones need {needed} blocks of "
-                f"{self._manager.block_size} tokens, but the pool has {self._manager.num_blocks}. "
-                "Shorten the prompt, lower max_tokens, or raise num_gpu_blocks_override or "
-                "kv_cache_memory_bytes"
+                f"{self._manager.block_size} tokens{self._of_the_window()}, but the pool has "
+                f"{self._manager.num_blocks}. Shorten the prompt, lower max_tokens, or raise "
+                "num_gpu_blocks_override or kv_cache_memory_bytes"
             )
+
+    def _of_the_window(self) -> str:
+        size = self._window.size
+        return f" for a sliding window of {size} tokens" if size else ""
 
     def _check_beams(self, request: Request, needed: int) -> None:
         """Beams wait for each other, so they must fit together even when they share nothing."""
@@ -71,12 +74,20 @@ class Admission:
             computed: [slots.size], tokens of each that have their blocks.
         """
         size = self._manager.block_size
-        wanted = np.maximum((table.num_tokens[slots] + size - 1) // size, table.worst_blocks[slots])
-        return int((wanted - (computed + size - 1) // size).sum())
+        wanted = self._window.blocks_for_each(table, slots)
+        wanted = np.maximum(wanted, table.worst_blocks[slots])
+        held = (computed + size - 1) // size - table.num_freed_blocks[slots]
+        return int((wanted - held).sum())
+
+    def held_blocks(self, table: SlotTable, slot: int) -> int:
+        """Blocks in the table of a running sequence."""
+        computed = int(table.num_computed[slot])
+        return -(-computed // self._manager.block_size) - int(table.num_freed_blocks[slot])
 
     def kept_blocks(self, entry: Entry) -> int:
         """Blocks for the tokens it has, or for all it can ever have where that is reserved."""
-        needed = self.blocks_for(entry.token_ids.size)
+        num_freed = entry.num_freed_blocks if entry.is_swapped else 0
+        needed = self._window.blocks_for(entry.token_ids.size, num_freed)
         return max(needed, self.worst_case(entry.request)) if entry.is_reserved else needed
 
     def needed_blocks(self, entry: Entry) -> int:
@@ -87,7 +98,7 @@ class Admission:
         # What other sequences share with it has stayed in the pool. One more, since the block it
         # writes next may be shared with a fork and copied then.
         manager = self._manager
-        held = self.blocks_for(manager.num_tokens(entry.seq_id))
+        held = -(-manager.num_tokens(entry.seq_id) // manager.block_size) - entry.num_freed_blocks
         return needed - held + manager.num_swap_in_blocks([entry.seq_id]) + 1
 
     def has_room(self, entry: Entry, promised: int, *, num_running: int) -> bool:
@@ -107,8 +118,9 @@ class Admission:
         if entry.blocked_at is not None and available <= entry.blocked_at:
             return False
         # With promises outstanding a cached prefix is not counted on: too careful until those
-        # prompts are done, never wrong.
-        if (promised or entry.is_reserved) and needed + promised > available:
+        # prompts are done, never wrong. Behind a window little of it would be held anyway.
+        is_careful = promised or entry.is_reserved or self._window.size
+        if is_careful and needed + promised > available:
             return False
         if self._can_allocate(entry) == CanAllocate.OK:
             entry.blocked_at = None
@@ -117,4 +129,10 @@ class Admission:
         return False
 
     def _can_allocate(self, entry: Entry) -> CanAllocate:
-        return self._manager.can_allocate(entry.token_ids, extra_key=entry.request.extra_key)
+        window = self._window
+        return self._manager.can_allocate(
+            entry.token_ids,
+            max_new_tokens=window.first_chunk if window.size else None,
+            extra_key=entry.request.extra_key,
+            window=window.size,
+        )

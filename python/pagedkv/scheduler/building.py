@@ -27,4 +27,5 @@ def build_scheduler(
         max_model_len=facts.max_model_len,
         enable_prefix_caching=cache.enable_prefix_caching,
         bytes_per_block=facts.bytes_per_token * cache.block_size,
+        window=facts.window,
     )

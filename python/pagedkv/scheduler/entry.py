@@ -68,6 +68,7 @@ class Entry:
         "is_swapped",
         "key",
         "num_cached_tokens",
+        "num_freed_blocks",
         "num_overtaken",
         "num_preemptions",
         "preempted_in",
@@ -93,6 +94,7 @@ class Entry:
         self.preempted_in = -1  # number of the step that last preempted it
         self.is_reserved = False  # it starts only with its worst-case blocks kept for it
         self.is_swapped = False  # it waits, and holds CPU blocks
+        self.num_freed_blocks = 0  # while it has no slot: given back behind a sliding window
         self.num_overtaken = 0  # admissions of requests behind it, since it last began to wait
         self.blocked_at: int | None = None  # blocks that could be taken when it last found no room
 

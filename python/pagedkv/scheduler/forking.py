@@ -88,7 +88,7 @@ class Forking:
         beam.token_ids = table.known_token_ids(parent.slot)
         self._entries[beam.request.request_id] = beam
         if table.num_free:
-            self._enter(beam, int(table.num_computed[parent.slot]))
+            self._enter(beam, int(table.num_computed[parent.slot]), parent.slot)
         return beam
 
     def members(self, group: ForkGroup) -> list[Entry]:
@@ -166,7 +166,7 @@ class Forking:
             if table.num_free:
                 parents.append(leader.seq_id)
                 in_slots.append(i)
-                slots.append(self._enter(child, child.token_ids.size))
+                slots.append(self._enter(child, child.token_ids.size, leader_slot))
                 continue
             child.token_ids = np.append(child.token_ids, np.int32(token_id))
             if token_id in child.request.stop_token_ids:
@@ -215,7 +215,8 @@ class Forking:
             requests.append((request, token_ids[request.prompt_len :]))
             if can_share and table.num_free:
                 child.num_cached_tokens = num_computed
-                self._enter(child, num_computed)
+                assert slot is not None
+                self._enter(child, num_computed, slot)
                 in_slots.append(child.seq_id)
             else:
                 self._queue.push(child)
@@ -224,8 +225,9 @@ class Forking:
             self._manager.fork_batch(np.full_like(children, parent.seq_id), children)
         return requests
 
-    def _enter(self, entry: Entry, num_computed: int) -> int:
-        slot = self._running.enter(entry, num_computed, 0)
+    def _enter(self, entry: Entry, num_computed: int, parent_slot: int) -> int:
+        num_freed = int(self._running.slots.num_freed_blocks[parent_slot])
+        slot = self._running.enter(entry, num_computed, 0, num_freed_blocks=num_freed)
         self._in_new_slots.append(Admitted(entry.request, slot, num_computed))
         return slot
 

@@ -46,6 +46,10 @@ def check(scheduler: Scheduler) -> None:
             computed = int(table.num_computed[entry.slot])
             held = manager.num_tokens(entry.seq_id)
             _require(computed == held, "num_computed", f"{computed} is not {held}")
+        if runs or swapped:
+            freed = table.num_freed_blocks[entry.slot] if runs else entry.num_freed_blocks
+            there = manager.num_freed_blocks(entry.seq_id)
+            _require(freed == there, "num_freed_blocks", f"{freed} is not {there}")
 
 
 def _require(holds: bool, name: str, detail: str) -> None:

@@ -5,6 +5,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.scheduler.slots import SlotTable
+
+
+def unfinished(
+    order: NDArray[np.int64], table: SlotTable
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of the slots in order those with tokens left to compute, and how many. A beam that waits for
+    the others of its search has none.
+    """
+    remaining = table.num_tokens[order] - table.num_computed[order]
+    has_work = remaining > 0
+    return (order, remaining) if has_work.all() else (order[has_work], remaining[has_work])
+
 
 def share_budget(
     order: NDArray[np.int64], remaining: NDArray[np.int64], max_num_batched_tokens: int

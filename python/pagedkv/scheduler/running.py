@@ -28,13 +28,16 @@ class RunningSet:
             raise RuntimeError(f"slot {slot} has no request")
         return entry
 
-    def enter(self, entry: Entry, num_computed: int, worst_blocks: int) -> int:
+    def enter(
+        self, entry: Entry, num_computed: int, worst_blocks: int, *, num_freed_blocks: int
+    ) -> int:
         """Give a request a slot. REQUIRES a free one."""
         table = self.slots
         slot = table.take(
             entry.request, entry.seq_id, entry.token_ids, rank=entry.rank, worst_blocks=worst_blocks
         )
         table.num_computed[slot] = num_computed
+        table.num_freed_blocks[slot] = num_freed_blocks
         table.cumulative_logprobs[slot] = entry.cumulative_logprob
         group = entry.group
         if group is not None and group.search is None and not group.is_forked:
@@ -61,6 +64,7 @@ class RunningSet:
             assert entry.slot is not None
             entry.candidates = None
             entry.cumulative_logprob = float(self.slots.cumulative_logprobs[entry.slot])
+            entry.num_freed_blocks = int(self.slots.num_freed_blocks[entry.slot])
             self.slots.release(entry.slot)
             self.by_slot[entry.slot] = None
             entry.slot = None

@@ -34,9 +34,10 @@ from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue, rank_of
-from pagedkv.scheduler.rows import share_budget, singles_first
+from pagedkv.scheduler.rows import share_budget, singles_first, unfinished
 from pagedkv.scheduler.running import RunningSet
 from pagedkv.scheduler.starting import Started, Starting
+from pagedkv.scheduler.window import Window
 
 
 class Scheduler:
@@ -54,6 +55,7 @@ class Scheduler:
         max_model_len: int,
         enable_prefix_caching: bool = True,
         bytes_per_block: int = 1,
+        window: int = 0,
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
@@ -68,10 +70,11 @@ class Scheduler:
         self._last_step_id = 0
         self._in_flight: ScheduledStep | None = None
         self._stalled: tuple[Preempted, ...] = ()  # since the last step
-        self._admission = Admission(manager, max_model_len)
+        self.window = Window(manager, window, config.max_num_batched_tokens)
+        self._admission = Admission(manager, max_model_len, self.window)
         parts = (manager, config, self._running, self._queue, self._admission)
         self._preemption = Preemption(*parts, bytes_per_block=bytes_per_block, log=self.log)
-        self._starting = Starting(*parts, enable_prefix_caching, log=self.log)
+        self._starting = Starting(*parts, enable_prefix_caching, log=self.log, window=self.window)
         self._forking = Forking(manager, self._running, self._queue, self._entries)
         shared = (manager, self._running, self._queue, self._entries, self._forking)
         self._beams = Beams(*shared)
@@ -214,10 +217,8 @@ class Scheduler:
         self._num_steps += 1
         self.log.step = self._last_step_id + 1
         displaced = self._preemption.displace(self._num_steps) if self._queue else []
-        order = self._running.order
-        remaining = self.slots.num_tokens[order] - self.slots.num_computed[order]
-        if not remaining.all():  # a beam that waits for the others of its search has nothing to do
-            order, remaining = order[remaining > 0], remaining[remaining > 0]
+        order, remaining = unfinished(self._running.order, self.slots)
+        remaining = self.window.chunks(self.slots, order, remaining)
         rows, query_lens = share_budget(order, remaining, self.config.max_num_batched_tokens)
         num_wanted = rows.size
         rows, query_lens, preempted = self._preemption.make_room(rows, query_lens, self._num_steps)
@@ -381,6 +382,7 @@ class Scheduler:
         self._manager.publish_batch(
             table.seq_ids[slots], new_ids, counts, table.num_computed[slots]
         )
+        self.window.free_behind(table, slots)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books are wrong: I8, order, slots, counts (invariants.py)."""

@@ -33,6 +33,8 @@ class SlotTable:
         self.seq_ids = np.full(max_num_seqs, FREE, dtype=np.int64)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
+        # Leading blocks given back behind a sliding window.
+        self.num_freed_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self.max_len = np.zeros(max_num_seqs, dtype=np.int64)  # prompt_len + max_tokens
         self.draws = np.zeros(max_num_seqs, dtype=np.int64)  # k of fork k
         # Tokens to draw for a row that reaches its end: several where a prompt is to be forked.
@@ -68,6 +70,7 @@ class SlotTable:
         self.seq_ids[slot] = seq_id
         self.num_tokens[slot] = token_ids.size
         self.num_computed[slot] = 0
+        self.num_freed_blocks[slot] = 0
         self.max_len[slot] = request.prompt_len + request.max_tokens
         self.draws[slot] = request.draw
         self.num_answers[slot] = 1

@@ -17,6 +17,7 @@ from pagedkv.scheduler.pending import PendingPrefixes
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue
 from pagedkv.scheduler.running import RunningSet
+from pagedkv.scheduler.window import Window
 
 _MAX_BLOCKED_PER_STEP = 8  # queued requests found without room before the others are left alone
 
@@ -61,6 +62,7 @@ class Starting:
         has_prefix_cache: bool,
         *,
         log: DecisionLog,
+        window: Window,
     ) -> None:
         self._manager = manager
         self._running = running
@@ -69,6 +71,7 @@ class Starting:
         self._config = config
         self._has_prefix_cache = has_prefix_cache
         self._log = log
+        self._window = window
 
     def start_beside(
         self,
@@ -125,7 +128,8 @@ class Starting:
             started.query_lens.append(query_len)
             entry.num_overtaken = 0
             budget -= query_len
-            promised += kept - admission.blocks_for(int(table.num_computed[entry.slot]))
+            assert entry.slot is not None
+            promised += kept - admission.held_blocks(table, entry.slot)
         return started
 
     def _must_wait(
@@ -162,21 +166,34 @@ class Starting:
     def _admit(self, entry: Entry, budget: int, pending: PendingPrefixes, started: Started) -> int:
         """The blocks of its first chunk: prefix match first, size after."""
         token_ids, extra_key = entry.token_ids, entry.request.extra_key
+        budget = min(budget, self._window.first_chunk)
         cached = self._manager.allocate(
-            entry.seq_id, token_ids, max_new_tokens=budget, extra_key=extra_key
+            entry.seq_id,
+            token_ids,
+            max_new_tokens=budget,
+            extra_key=extra_key,
+            window=self._window.size,
         )
         query_len = min(token_ids.size - cached, budget)
-        slot = self._running.enter(entry, cached + query_len, self._worst(entry))
+        num_behind = self._manager.num_freed_blocks(entry.seq_id)
+        slot = self._running.enter(
+            entry, cached + query_len, self._worst(entry), num_freed_blocks=num_behind
+        )
         pending.add(token_ids, cached, cached + query_len, extra_key)
         if entry.num_cached_tokens is None:
             entry.num_cached_tokens = cached
         started.admitted.append(Admitted(entry.request, slot, cached))
+        behind = ""
+        if num_behind:
+            behind = f"; {num_behind} blocks of them lie behind its window and are not held"
         self._log.note(
             entry.request,
             "admitted",
             query_len=query_len,
             num_cached=cached,
             num_tokens=int(token_ids.size),
+            num_freed_blocks=num_behind,
+            behind=behind,
             **self._missed(int(token_ids.size), cached),
         )
         return query_len
@@ -218,9 +235,14 @@ class Starting:
         started.swap_in += pairs
         entry.is_swapped = False
         num_held = manager.num_tokens(entry.seq_id)
-        query_len = min(entry.token_ids.size - num_held, budget)
+        query_len = min(entry.token_ids.size - num_held, budget, self._window.first_chunk)
         started.copies += manager.append(entry.seq_id, query_len)
-        slot = self._running.enter(entry, num_held + query_len, self._worst(entry))
+        slot = self._running.enter(
+            entry,
+            num_held + query_len,
+            self._worst(entry),
+            num_freed_blocks=entry.num_freed_blocks,
+        )
         started.admitted.append(Admitted(entry.request, slot, num_held, is_resumed=True))
         self._log.note(entry.request, "resumed", num_blocks=len(pairs), num_tokens=num_held)
         return query_len

@@ -1,0 +1,59 @@
+"""Families of Llama's shape with sliding windows: what their config.json says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagedkv.models.config import ConfigReader, ModelConfig
+from pagedkv.models.llama import read_decoder
+
+
+def read_mistral(values: Mapping[str, object]) -> ModelConfig:
+    """Mistral 7B and others (`MistralForCausalLM`): sliding_window holds in every layer, or is null
+    (from v0.2 on). Raises ValueError for what is missing, wrong or not supported.
+    """
+    read = ConfigReader(values)
+    # Absent, it is what the architecture began with; null says that there is none.
+    has_window = values.get("sliding_window", 4096) is not None
+    window = read.size("sliding_window", 4096) if has_window else 0
+    read.refuse("layer_types", (), "which only Ministral has; it is not supported")
+    windows = (window,) * read.size("num_hidden_layers")
+    return read_decoder(values, "MistralForCausalLM", max_len=131072, layer_windows=windows)
+
+
+def read_qwen2(values: Mapping[str, object]) -> ModelConfig:
+    """Qwen2 and Qwen2.5 (`Qwen2ForCausalLM`): with use_sliding_window the layers from
+    max_window_layers on have a window, or those that layer_types names. Raises ValueError for what
+    is missing, wrong or not supported.
+    """
+    read = ConfigReader(values)
+    num_layers = read.size("num_hidden_layers")
+    windows = [0] * num_layers
+    if read.flag("use_sliding_window", False):
+        window = read.size("sliding_window", 4096)
+        for index, kind in enumerate(_layer_types(values, num_layers)):
+            windows[index] = window if kind == "sliding_attention" else 0
+    return read_decoder(
+        values,
+        "Qwen2ForCausalLM",
+        attention_bias=True,
+        max_len=32768,
+        layer_windows=tuple(windows),
+    )
+
+
+def _layer_types(values: Mapping[str, object], num_layers: int) -> list[str]:
+    kinds = ("full_attention", "sliding_attention")
+    given = values.get("layer_types")
+    if given is None:
+        first = values.get("max_window_layers")
+        first = 28 if first is None else first
+        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+            raise ValueError(f"config: max_window_layers is {first!r}, not a whole number from 0")
+        return [kinds[index >= first] for index in range(num_layers)]
+    if not isinstance(given, list) or len(given) != num_layers:
+        raise ValueError(f"config: layer_types is {given!r}, not a list of {num_layers} kinds")
+    for kind in given:
+        if kind not in kinds:
+            raise ValueError(f"config: layer_types has {kind!r}; supported are {', '.join(kinds)}")
+    return given
