@@ -18,6 +18,11 @@ BAD_REQUESTS: dict[str, tuple[Any, Any, str]] = {
     "empty array": (np.zeros(0, dtype=np.int32), GREEDY, "the prompt is empty"),
     "as long as the context": ("p" * 64, GREEDY, "has 64 tokens and max_tokens is 24, but max_mod"),
     "over the context": ("p" * 74, SamplingParams(max_tokens=None), "has 74 tokens .* is any, but"),
+    "over the context, with a limit": (
+        "p" * 74,
+        GREEDY,
+        "has 74 tokens and max_tokens is 24, but max_model_len is 64, .* to 63 tokens",
+    ),
     "id one too high": ([1, 260], GREEDY, r"token id 260 at position 1 .* \(0 to 259\)"),
     "huge id": ([2**40], GREEDY, "token id 1099511627776 at position 0"),
     "negative id": ([5, -1], GREEDY, "token id -1 at position 1"),
@@ -51,6 +56,26 @@ def test_what_just_fits_the_pool_runs(tokenizer_folder: Path) -> None:
         tokenizer_folder, "p" * 30, params, block_size=4, num_gpu_blocks_override=12, watermark=0.5
     )
     assert len(output.outputs[0].token_ids) == 19
+
+
+@pytest.mark.parametrize("over", [-2, -1, 0, 1])
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+def test_a_prompt_around_the_context_gets_what_is_left_of_it_or_a_refusal(
+    tokenizer_folder: Path, over: int, max_tokens: int
+) -> None:
+    engine = make_engine(tokenizer_folder, max_model_len=32)
+    if max_tokens == 0:
+        with pytest.raises(ValueError, match="max_tokens must be at least 1, got 0"):
+            SamplingParams(temperature=0, max_tokens=max_tokens)
+        return
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    if over >= 0:
+        with pytest.raises(ValueError, match=f"the prompt has {32 + over} tokens .* is 32"):
+            engine.add_request("a", "p" * (32 + over), params)
+        return
+    engine.add_request("a", "p" * (32 + over), params)
+    one = run(engine)[0]["a"].outputs[0]
+    assert (len(one.token_ids), one.finish_reason) == (min(max_tokens, -over), "length")
 
 
 def test_a_name_in_use_is_refused_until_it_is_free(tokenizer_folder: Path) -> None:

@@ -351,6 +351,11 @@ class Simulation:
         # Only where a beam search found everything in its way preempted, some start again at once.
         if not any(group.search for group in self.scheduler._forking.groups.values()):
             assert not in_step & {one.request_id for one in step.preempted}
+        for one in step.admitted:  # matched first, sized after
+            table = self.scheduler.slots
+            query_len = int(step.query_lens[step.slots == one.slot][0])
+            assert table.num_computed[one.slot] == one.num_cached_tokens + query_len
+            assert table.num_computed[one.slot] <= table.num_tokens[one.slot]
         # Whoever has the lowest rank advances, so that no run of steps is without progress; a beam
         # that waits for others of its search has nothing to compute.
         table, order = self.scheduler.slots, self.scheduler._running.order

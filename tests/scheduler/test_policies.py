@@ -59,6 +59,19 @@ def test_an_urgent_request_displaces_a_running_one_which_leaves_the_step() -> No
     simulation.check_outcome()
 
 
+def test_growth_takes_blocks_from_the_lowest_priority_then_from_the_latest_arrival() -> None:
+    simulation = priorities(num_blocks=15, max_num_seqs=5, max_num_batched_tokens=60)
+    for name, priority in (("a2", 2), ("b0", 0), ("c1", 1), ("d2", 2), ("e1", 1)):
+        simulation.add(make_request(name, prompt_of(11, ord(name[0])), 14, priority=priority))
+    victims: list[str] = []
+    while simulation.scheduler.has_work:
+        victims += [one.request_id for one in one_step(simulation).preempted]
+    # d2 came after a2, both give way before e1, e1 before c1; b0 never does.
+    assert victims[:3] == ["d2", "a2", "e1"]
+    assert "b0" not in victims
+    simulation.check_outcome()
+
+
 def test_an_urgent_request_takes_the_slot_of_a_less_urgent_one() -> None:
     simulation = priorities(max_num_seqs=2)
     for i in range(2):

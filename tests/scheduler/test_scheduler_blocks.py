@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from simulation import VOCAB, Simulation, make_request, prompt_of, solo
 
@@ -49,7 +47,7 @@ def test_blocks_used_anew_after_a_cache_reset_hold_their_new_content() -> None:
 def test_many_requests_with_one_prefix_survive_a_tiny_pool() -> None:
     simulation = Simulation(num_blocks=12, max_num_seqs=6, max_num_batched_tokens=9)
     prefix = prompt_of(11)
-    for i in range(120):
+    for i in range(512):
         simulation.add(make_request(str(i), prefix + prompt_of(i % 5, i), 12))
     simulation.run_all()
     assert simulation.num_preempted > 0
@@ -108,13 +106,22 @@ def test_a_failed_step_publishes_nothing_and_frees_everything() -> None:
 
 
 @pytest.mark.parametrize("num_chunks", range(1, 8))
-def test_an_abort_after_any_chunk_leaves_a_whole_pool_and_true_content(num_chunks: int) -> None:
-    simulation = Simulation(num_blocks=16, max_num_seqs=2, max_num_batched_tokens=6)
-    simulation.add(make_request("gone", prompt_of(40), 4))
+@pytest.mark.parametrize("way", ["abort", "preemption"])
+def test_a_prompt_stopped_after_any_chunk_leaves_a_whole_pool_and_true_content(
+    num_chunks: int, way: str
+) -> None:
+    simulation = Simulation(
+        num_blocks=16, max_num_seqs=2, max_num_batched_tokens=6, scheduling_policy="priority"
+    )
+    simulation.add(make_request("gone", prompt_of(40), 4, priority=1))
     for _ in range(num_chunks):
         simulation.step()
-    if "gone" not in simulation.finished:
+    if way == "abort":
         simulation.abort("gone")
+    else:
+        simulation.add(make_request("urgent", prompt_of(50, 3), 4))
+        simulation.step()
+        assert simulation.num_preempted == 1
     for i in range(3):  # churn
         simulation.add(make_request(f"churn{i}", prompt_of(30, i + 7), 3))
     simulation.add(make_request("again", prompt_of(40), 4))
@@ -128,24 +135,6 @@ def test_a_twin_may_end_and_others_allocate_while_the_first_decodes() -> None:
     simulation.add(make_request("twin", prompt_of(13), 3))
     for i in range(8):
         simulation.add(make_request(f"c{i}", prompt_of(9 + i, i + 1), 5))
-    simulation.run_all()
-    simulation.check_outcome()
-
-
-def test_aborts_between_schedule_and_update_lose_nothing() -> None:
-    rng = random.Random(0)
-    simulation = Simulation(num_blocks=24, max_num_seqs=4, max_num_batched_tokens=10)
-    for i in range(600):
-        simulation.add(
-            make_request(str(i), prompt_of(rng.randint(1, 12), i % 3), rng.randint(1, 6))
-        )
-        step = simulation.schedule()
-        assert step is not None
-        token_ids = simulation.run(step)
-        if rng.random() < 0.4:
-            held = [simulation.scheduler.request_at(int(slot)) for slot in step.slots]
-            simulation.abort(rng.choice([one.request_id for one in held if one is not None]))
-        simulation.update(step, token_ids)
     simulation.run_all()
     simulation.check_outcome()
 
