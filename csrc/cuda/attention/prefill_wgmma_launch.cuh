@@ -5,6 +5,7 @@
 
 #include "cuda/attention/prefill_wgmma_kernel.cuh"
 #include "cuda/device/launch.h"
+#include "pagedkv/kernels/cuda_launchers.h"
 
 namespace pagedkv::cuda {
 
@@ -53,6 +54,22 @@ inline CUtensorMap cache_map(const void* data, const ConstKvCache& cache, int64_
   return map;
 }
 
+// The last bytes of what the workspace has for tiles cut over workers: decode's tiles have fewer
+// rows than are reserved. Without such a part there is no counter.
+inline unsigned* tile_counter(const PagedAttentionParams& params) {
+  static_assert(kTileRows < kMaxSplitTileRows);
+  if (params.num_splits != 0) return nullptr;
+  const int64_t bytes = paged_attention_workspace_bytes(
+      {.num_tokens = params.num_tokens,
+       .num_heads = params.num_heads,
+       .head_dim = params.cache.head_dim,
+       .num_splits = 0,
+       .num_prefix_groups = 0,
+       .num_workers = paged_attention_num_workers(current_device())});
+  return reinterpret_cast<unsigned*>(static_cast<char*>(params.workspace) + bytes -
+                                     kWorkspaceAlignment);
+}
+
 template <class T, int kDim>
 void launch_prefill_wgmma(const PagedAttentionParams& params, cudaStream_t stream) {
   using Traits = WgmmaTraits<kDim>;
@@ -68,10 +85,15 @@ void launch_prefill_wgmma(const PagedAttentionParams& params, cudaStream_t strea
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   Traits::kSharedBytes),
              "paged_attention (prefill): shared memory");
+  unsigned* counter = tile_counter(params);
+  if (counter != nullptr) {
+    check_cuda(cudaMemsetAsync(counter, 0, sizeof(unsigned), stream),
+               "paged_attention (prefill): tile counter");
+  }
   const int64_t blocks =
       std::min<int64_t>(num_multiprocessors(), prefill_blocks(params, Traits::kRows));
   kernel<<<grid_size(blocks), Traits::kThreads, Traits::kSharedBytes, stream>>>(
-      params, key_map, value_map, box_rows);
+      params, key_map, value_map, box_rows, counter);
   check_launch("paged_attention (prefill)");
 }
 

@@ -11,16 +11,26 @@
 
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 namespace pagedkv::cuda {
 
 // Descriptor of a swizzled tile at this shared address. leading: bytes between slabs (used where
 // the columns are the outer dimension of the product, V); groups of 8 rows are 1024 bytes apart.
-__device__ inline uint64_t tile_descriptor(uint32_t address, uint32_t leading) {
-  return (static_cast<uint64_t>(address & 0x3ffff) >> 4) |
-         static_cast<uint64_t>(leading >> 4) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 |
-         static_cast<uint64_t>(1) << 62;
-}
+// Kept in halves: only the lower one differs between the products of a tile.
+struct TileDescriptor {
+  uint32_t low;
+
+  __device__ TileDescriptor(uint32_t address, uint32_t leading)
+      : low((address & 0x3ffff) >> 4 | (leading >> 4) << 16) {}
+  __device__ uint64_t at(uint32_t offset) const {
+    uint64_t whole;
+    asm("mov.b64 %0, {%1, %2};"
+        : "=l"(whole)
+        : "r"(low + (offset >> 4)), "r"(0x40000000u | 1024 >> 4));
+    return whole;
+  }
+};
 
 __device__ inline void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
@@ -33,109 +43,71 @@ __device__ inline void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
 
+// body(0), body(1), ..: written out. #pragma unroll alone gives up on loops in branches, and an
+// array that a loop indexes lies in memory.
+template <int kTimes, class Body>
+__device__ __forceinline__ void write_out(const Body& body) {
+  [&]<int... i>(std::integer_sequence<int, i...>) {
+    (body(i), ...);
+  }(std::make_integer_sequence<int, kTimes>{});
+}
+
 // Keeps the compiler from moving uses of sums across the wait before which they are in flight.
 template <int kTiles>
 __device__ inline void pin(float (&c)[kTiles][4]) {
-#pragma unroll
-  for (auto& x : c) asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])::"memory");
+  write_out<kTiles>([&](int n) {
+    asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
+  });
 }
 
-#define PAGEDKV_ROW(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+// The product instructions. Sums c[n][4] (columns 8 n .. 8 n + 7) are a list of registers numbered
+// from %0; i0 .. i4 are the numbers of the operands behind them.
+#define PAGEDKV_SUMS_8                                                                      \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
+  "%24,%25,%26,%27,%28,%29,%30,%31}, "
+#define PAGEDKV_SUMS_16                                                                      \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"  \
+  "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45," \
+  "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+#define PAGEDKV_SUM(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+#define PAGEDKV_4(c, i) \
+  PAGEDKV_SUM(c[i]), PAGEDKV_SUM(c[i + 1]), PAGEDKV_SUM(c[i + 2]), PAGEDKV_SUM(c[i + 3])
+#define PAGEDKV_OPERANDS_8(c) PAGEDKV_4(c, 0), PAGEDKV_4(c, 4)
+#define PAGEDKV_OPERANDS_16(c) PAGEDKV_OPERANDS_8(c), PAGEDKV_4(c, 8), PAGEDKV_4(c, 12)
 
-// c (+)= A B^T, A 64 x 16 and B n x 16 both in shared memory, rows of the product's k.
-template <class T>
-__device__ inline void multiply_rows_n128(float (&c)[16][4], uint64_t a, uint64_t b,
-                                          bool accumulate) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
-        "%64, %65, p, 1, 1, 0, 0;}\n"
-        : PAGEDKV_ROW(c[0]), PAGEDKV_ROW(c[1]), PAGEDKV_ROW(c[2]), PAGEDKV_ROW(c[3]),
-          PAGEDKV_ROW(c[4]), PAGEDKV_ROW(c[5]), PAGEDKV_ROW(c[6]), PAGEDKV_ROW(c[7]),
-          PAGEDKV_ROW(c[8]), PAGEDKV_ROW(c[9]), PAGEDKV_ROW(c[10]), PAGEDKV_ROW(c[11]),
-          PAGEDKV_ROW(c[12]), PAGEDKV_ROW(c[13]), PAGEDKV_ROW(c[14]), PAGEDKV_ROW(c[15])
-        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
-  } else {
-    static_assert(std::is_same_v<T, __half>);
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
-        "%64, %65, p, 1, 1, 0, 0;}\n"
-        : PAGEDKV_ROW(c[0]), PAGEDKV_ROW(c[1]), PAGEDKV_ROW(c[2]), PAGEDKV_ROW(c[3]),
-          PAGEDKV_ROW(c[4]), PAGEDKV_ROW(c[5]), PAGEDKV_ROW(c[6]), PAGEDKV_ROW(c[7]),
-          PAGEDKV_ROW(c[8]), PAGEDKV_ROW(c[9]), PAGEDKV_ROW(c[10]), PAGEDKV_ROW(c[11]),
-          PAGEDKV_ROW(c[12]), PAGEDKV_ROW(c[13]), PAGEDKV_ROW(c[14]), PAGEDKV_ROW(c[15])
-        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+// multiply_rows:      c (+)= A B^T, A 64 x 16 and B n x 16 in shared memory, rows of the product's
+// k. accumulate_columns: c += A B, A 64 x 16 in registers, B 16 x n in shared memory, rows of n.
+#define PAGEDKV_PRODUCTS(tiles, n, element, type, i0, i1, i2, i3, i4)                            \
+  template <class T>                                                                             \
+    requires(std::is_same_v<T, element>)                                                         \
+  __device__ inline void multiply_rows(float (&c)[tiles][4], uint64_t a, uint64_t b, bool add) { \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " i2                                             \
+                 ", 0;\n"                                                                        \
+                 "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type                  \
+                 " " PAGEDKV_SUMS_##tiles i0 ", " i1 ", p, 1, 1, 0, 0;}\n"                       \
+                 : PAGEDKV_OPERANDS_##tiles(c)                                                   \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                  \
+  }                                                                                              \
+  template <class T>                                                                             \
+    requires(std::is_same_v<T, element>)                                                         \
+  __device__ inline void accumulate_columns(float (&c)[tiles][4], const uint32_t (&a)[4],        \
+                                            uint64_t b) {                                        \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type                  \
+                 " " PAGEDKV_SUMS_##tiles "{" i0 "," i1 "," i2 "," i3 "}, " i4 ", 1, 1, 1, 1;\n" \
+                 : PAGEDKV_OPERANDS_##tiles(c)                                                   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                          \
   }
-}
-
-// c += A B, A 64 x 16 in registers, B 16 x n in shared memory, rows of n.
-template <class T>
-__device__ inline void accumulate_columns(float (&c)[16][4], const uint32_t (&a)[4], uint64_t b) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
-        "{%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"
-        : PAGEDKV_ROW(c[0]), PAGEDKV_ROW(c[1]), PAGEDKV_ROW(c[2]), PAGEDKV_ROW(c[3]),
-          PAGEDKV_ROW(c[4]), PAGEDKV_ROW(c[5]), PAGEDKV_ROW(c[6]), PAGEDKV_ROW(c[7]),
-          PAGEDKV_ROW(c[8]), PAGEDKV_ROW(c[9]), PAGEDKV_ROW(c[10]), PAGEDKV_ROW(c[11]),
-          PAGEDKV_ROW(c[12]), PAGEDKV_ROW(c[13]), PAGEDKV_ROW(c[14]), PAGEDKV_ROW(c[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  } else {
-    static_assert(std::is_same_v<T, __half>);
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
-        "{%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"
-        : PAGEDKV_ROW(c[0]), PAGEDKV_ROW(c[1]), PAGEDKV_ROW(c[2]), PAGEDKV_ROW(c[3]),
-          PAGEDKV_ROW(c[4]), PAGEDKV_ROW(c[5]), PAGEDKV_ROW(c[6]), PAGEDKV_ROW(c[7]),
-          PAGEDKV_ROW(c[8]), PAGEDKV_ROW(c[9]), PAGEDKV_ROW(c[10]), PAGEDKV_ROW(c[11]),
-          PAGEDKV_ROW(c[12]), PAGEDKV_ROW(c[13]), PAGEDKV_ROW(c[14]), PAGEDKV_ROW(c[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }
-}
-
-template <class T>
-__device__ inline void accumulate_columns(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-        "{%32,%33,%34,%35}, %36, 1, 1, 1, 1;\n"
-        : PAGEDKV_ROW(c[0]), PAGEDKV_ROW(c[1]), PAGEDKV_ROW(c[2]), PAGEDKV_ROW(c[3]),
-          PAGEDKV_ROW(c[4]), PAGEDKV_ROW(c[5]), PAGEDKV_ROW(c[6]), PAGEDKV_ROW(c[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  } else {
-    static_assert(std::is_same_v<T, __half>);
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-        "{%32,%33,%34,%35}, %36, 1, 1, 1, 1;\n"
-        : PAGEDKV_ROW(c[0]), PAGEDKV_ROW(c[1]), PAGEDKV_ROW(c[2]), PAGEDKV_ROW(c[3]),
-          PAGEDKV_ROW(c[4]), PAGEDKV_ROW(c[5]), PAGEDKV_ROW(c[6]), PAGEDKV_ROW(c[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }
-}
-
-#undef PAGEDKV_ROW
+PAGEDKV_PRODUCTS(8, "64", __nv_bfloat16, "bf16", "%32", "%33", "%34", "%35", "%36")
+PAGEDKV_PRODUCTS(8, "64", __half, "f16", "%32", "%33", "%34", "%35", "%36")
+PAGEDKV_PRODUCTS(16, "128", __nv_bfloat16, "bf16", "%64", "%65", "%66", "%67", "%68")
+PAGEDKV_PRODUCTS(16, "128", __half, "f16", "%64", "%65", "%66", "%67", "%68")
+#undef PAGEDKV_PRODUCTS
+#undef PAGEDKV_OPERANDS_16
+#undef PAGEDKV_OPERANDS_8
+#undef PAGEDKV_4
+#undef PAGEDKV_SUM
+#undef PAGEDKV_SUMS_16
+#undef PAGEDKV_SUMS_8
 
 // mbarriers: a phase ends when `count` arrivals (and the announced bytes) have come.
 __device__ inline void init_barrier(uint32_t barrier, int count) {
@@ -157,6 +129,23 @@ __device__ inline void wait_barrier(uint32_t barrier, int parity) {
       "@!done bra again;}\n" ::"r"(barrier),
       "r"(parity)
       : "memory");
+}
+
+// The reverse of ldmatrix: four 8x8 matrices of 16-bit elements, a row's pairs in lanes 4 row ..
+// 4 row + 3; lane 8 i + j gives the address of row j of matrix i.
+__device__ inline void stmatrix_x4(uint32_t address, const uint32_t (&d)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address),
+               "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])
+               : "memory");
+}
+
+__device__ inline uint4 load_shared_16(uint32_t address) {
+  uint4 d;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w)
+               : "r"(address)
+               : "memory");
+  return d;
 }
 
 // Ordinary writes to shared memory before it are seen by wgmma after it (and a barrier).
