@@ -245,3 +245,20 @@ def test_the_same_id_may_overlap_in_a_slower_run(tokenizer_folder: Path, tmp_pat
         "again (2)",
         "again (3)",
     ]
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+def test_pseudonyms_share_what_the_ids_share_at_any_block_size(
+    tokenizer_folder: Path, tmp_path: Path, block_size: int
+) -> None:
+    decided = []
+    for keep_token_ids in (False, True):
+        path = tmp_path / f"ids-{keep_token_ids}.jsonl"
+        run = RecordedRun(
+            tokenizer_folder, path, keep_token_ids=keep_token_ids, num_gpu_blocks_override=60
+        )
+        random_run(run, 3)
+        steps = list(drive_of(run.recording(), block_size=block_size).steps())
+        assert steps[-1].statistics["prefix_cache_hits"] > 0
+        decided.append([(step.line, step.statistics) for step in steps])
+    assert decided[0] == decided[1]
