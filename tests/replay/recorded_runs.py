@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,19 @@ class RecordedRun:
     """engine, clock and recorder of one run; recording() ends it."""
 
     def __init__(
-        self, folder: Path, path: Path, *, keep_token_ids: bool = False, **options: Any
+        self,
+        folder: Path,
+        path: Path,
+        *,
+        keep_token_ids: bool = False,
+        window: int = 0,
+        **options: Any,
     ) -> None:
+        """window: what lies behind is freed; the fake reads whatever stands there then."""
         config = EngineConfig.from_options("fake", **(SMALL | options))
         self.clock = Clock()
-        self.engine = Engine(load_fake(folder, config), config, clock=self.clock)
+        loaded = dataclasses.replace(load_fake(folder, config), window=window)
+        self.engine = Engine(loaded, config, clock=self.clock)
         self.recorder = Recorder(path, keep_token_ids=keep_token_ids)
         self.engine.observe(self.recorder)
         fake_of(self.engine).before_step = self._pass_time

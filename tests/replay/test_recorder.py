@@ -65,6 +65,19 @@ def test_times_count_from_the_beginning_and_steps_say_what_they_did(
     assert recording.steps[0].statistics["num_referenced"] == 6
 
 
+def test_a_step_behind_a_window_reads_the_window(tokenizer_folder: Path, path: Path) -> None:
+    run = RecordedRun(tokenizer_folder, path, window=8)
+    run.engine.add_request("a", "0123456789", SamplingParams(max_tokens=2, ignore_eos=True))
+    recording = run.recording()
+    assert recording.facts.window == 8
+    chunks = [step.work.num_prefill_tokens for step in recording.steps[:-1]]
+    pairs = [step.work.num_prefill_pairs for step in recording.steps[:-1]]
+    seen = [min(i, 8) for i in range(1, 11)]
+    assert sum(chunks) == 10
+    assert pairs == [sum(seen[: chunks[0]]), sum(seen[chunks[0] :])]
+    assert recording.steps[-1].work.num_context_tokens == 8
+
+
 def test_nothing_of_the_content_can_be_read_or_counted(tokenizer_folder: Path, path: Path) -> None:
     run = RecordedRun(tokenizer_folder, path)
     params = SamplingParams(temperature=0.5, seed=987654321, max_tokens=8, stop=["secret stop"])

@@ -17,6 +17,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"scheduling_policy": "priority", "priority_ageing_steps": 4},
     {"swap_space": 1e-6, "preemption_mode": "swap"},
     {"swap_space": 1e-6},
+    {"window": 8},
     {"block_size": 1, "num_gpu_blocks_override": 100, "watermark": 0.1},
 ]
 

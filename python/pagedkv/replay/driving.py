@@ -27,6 +27,7 @@ class Drive:
         self, source: Source, cache: CacheConfig, scheduler: SchedulerConfig, facts: RunFacts
     ) -> None:
         self._source = source
+        self._window = facts.window
         self._manager, self._scheduler = build_scheduler(cache, scheduler, facts)
         self._scheduler.log.listener = self._note
         self._notes: list[dict[str, Any]] = []
@@ -59,7 +60,8 @@ class Drive:
         rates = scheduler.rates = source.rates(begin_s)
         step = scheduler.schedule()
         assert step is not None, "a scheduler with work has a step"
-        work, keys, line = work_of(step, scheduler.slots), self._sampled(step), lines.plain(step)
+        work = work_of(step, scheduler.slots, self._window)
+        keys, line = self._sampled(step), lines.plain(step)
         answers = source.answers(scheduler, step, keys)
         if answers.failure is None:
             ended = scheduler.update(

@@ -87,6 +87,7 @@ class Recorder:
         self._notes: list[dict[str, Any]] = []  # since the last line
         self._step: dict[str, Any] = {}  # the line of the step that runs
         self._zero_s = 0.0
+        self._window = 0
 
     def close(self) -> None:
         """End the recording. What happens later is not written."""
@@ -97,7 +98,7 @@ class Recorder:
 
     def begins(self, config: EngineConfig, facts: RunFacts, time_s: float) -> None:
         """Raises OSError: the first line cannot be written."""
-        self._zero_s = time_s
+        self._zero_s, self._window = time_s, facts.window
         self._write(lines.header(config, facts, is_plain=self._is_plain))
 
     @_harmless
@@ -186,7 +187,7 @@ class Recorder:
         self._step = {
             "step": lines.plain(step),
             "rates": lines.plain(rates),
-            "work": lines.plain(work_of(step, table)),
+            "work": lines.plain(work_of(step, table, self._window)),
         }
 
     def _candidates(

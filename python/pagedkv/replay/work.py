@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagedkv.records import ScheduledStep
 from pagedkv.scheduler import SlotTable
 
@@ -28,20 +31,20 @@ class StepWork:
     num_swapped: int
 
 
-def work_of(step: ScheduledStep, table: SlotTable) -> StepWork:
-    """table: as the step was scheduled, before its results are in.
+def work_of(step: ScheduledStep, table: SlotTable, window: int) -> StepWork:
+    """table: as the step was scheduled, before its results are in. window: of RunFacts.
 
-    A chunk of q tokens that ends at s attends to q * (s - q) earlier pairs and q * (q + 1) / 2 of
-    its own.
+    Token i of a sequence, from 1, attends to min(i, window) tokens, so a chunk of q that ends at s
+    to pairs(s) - pairs(s - q), with pairs(n) the sum of the first n.
     """
     lens = step.query_lens
     seq_lens = table.num_computed[step.slots]
     is_chunk = lens > 1
     chunks, ends = lens[is_chunk], seq_lens[is_chunk]
-    pairs = chunks * (ends - chunks) + chunks * (chunks + 1) // 2
+    pairs = _pairs(ends, window) - _pairs(ends - chunks, window)
     return StepWork(
         num_decode_rows=int((~is_chunk).sum()),
-        num_context_tokens=int(seq_lens[~is_chunk].sum()),
+        num_context_tokens=int(_seen(seq_lens[~is_chunk], window).sum()),
         num_prefill_rows=int(is_chunk.sum()),
         num_prefill_tokens=int(chunks.sum()),
         num_prefill_pairs=int(pairs.sum()),
@@ -49,3 +52,12 @@ def work_of(step: ScheduledStep, table: SlotTable) -> StepWork:
         num_copies=len(step.copies),
         num_swapped=len(step.swap_out) + len(step.swap_in),
     )
+
+
+def _seen(positions: NDArray[np.int64], window: int) -> NDArray[np.int64]:
+    return np.minimum(positions, window) if window else positions
+
+
+def _pairs(num_tokens: NDArray[np.int64], window: int) -> NDArray[np.int64]:
+    near = _seen(num_tokens, window)
+    return near * (near + 1) // 2 + (num_tokens - near) * near
