@@ -64,7 +64,8 @@ class Admitted:
 @dataclass(frozen=True, slots=True)
 class PreemptionChoice:
     """How a victim's K/V comes back, and the numbers that decided it: num_blocks that it alone
-    holds, num_tokens computed, the cost either way.
+    holds, num_tokens to compute again, the cost either way. Forks and beams of one request are
+    priced, and swapped, as a unit of num_sequences: what they share counts once.
     """
 
     swaps: bool
@@ -74,11 +75,13 @@ class PreemptionChoice:
     num_tokens: int
     swap_us: float
     recompute_us: float
+    num_sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A request that gave up its blocks and waits again, with the numbers behind it.
+    """A request that gave up its blocks and waits again, with the numbers behind it. Of a unit each
+    sequence has one, with the unit's choice.
 
     displaced_by: the more urgent request that takes its place; None: running requests grew.
     """
@@ -98,8 +101,8 @@ class ScheduledStep:
     slots, seq_ids int64 [num_rows]; query_lens int64 [num_rows], this step's tokens of each row;
     sample_rows int64 [num_samples], rows that reach their newest known token and so get a next one,
     ascending; a prompt with several answers has its row once for each. sample_draws int64
-    [num_samples]: the draw of each. swap_out, copies, swap_in int64 [n, 2], pairs of blocks to run
-    in this order before the forward pass: (block, CPU block), copy-on-write, (CPU block, block).
+    [num_samples]: the draw of each. swap_out, swap_in, copies int64 [n, 2], pairs of blocks to run
+    in this order before the forward pass: (block, CPU block), (CPU block, block), copy-on-write.
     forked: forks that got a slot since the step before. evicted int64 [n, 3]: cached blocks given
     up for this step, (block_id, the seq_id that needed it, steps it was idle).
     """

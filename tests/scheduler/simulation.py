@@ -137,6 +137,7 @@ class Simulation:
     forked_after: dict[str, list[int]] = field(default_factory=dict)  # tokens, by fork
     num_steps: int = 0
     num_preempted: int = 0
+    num_swapped_in_units: int = 0
 
     def __post_init__(self) -> None:
         self.manager = BlockManager(
@@ -213,6 +214,8 @@ class Simulation:
             self.num_steps += 1
             self.num_preempted += len(step.preempted)
             self.launched.scheduled(step)
+            in_units = [one for one in step.preempted if one.choice.num_sequences > 1]
+            self.num_swapped_in_units += len(in_units)
             self._check_step(step)
         return step
 
@@ -240,11 +243,11 @@ class Simulation:
         self.launched.check_written(
             np.concatenate([written, step.copies[:, 1], step.swap_in[:, 1]])
         )
-        for source, destination in step.copies:
-            self.cache[destination] = self.cache[source]
         for cpu_block, block in step.swap_in:
             self.cache[block] = self.cpu_cache[cpu_block]
             self.cpu_cache[cpu_block] = NOTHING
+        for source, destination in step.copies:
+            self.cache[destination] = self.cache[source]
         slots = np.repeat(step.slots, step.query_lens)
         token_ids = self.scheduler.slots.token_ids[slots, self.positions[:num_tokens]]
         places = self.slot_mapping[:num_tokens]

@@ -203,11 +203,13 @@ def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
     reasons: set[str] = set()
     num_preempted = num_hits = num_copies = num_preempted_forks = num_swapped = 0
     num_searches = num_preempted_beams = num_held_back = num_beyond_the_pool = 0
+    num_swapped_in_units = 0
     for seed in range(160):
         simulation = simulate(seed)
         reasons |= {one.reason for one in simulation.finished.values()}
         num_preempted += simulation.num_preempted
         num_swapped += simulation.manager.statistics().num_swapped_in
+        num_swapped_in_units += simulation.num_swapped_in_units
         num_hits += simulation.manager.statistics().prefix_cache_hits
         num_copies += simulation.manager.statistics().num_copies
         num_preempted_forks += sum(
@@ -225,6 +227,7 @@ def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
         num_preempted_beams += sum(one.num_preemptions for one in searches)
     assert num_held_back > 200
     assert num_beyond_the_pool > 10
+    assert num_swapped_in_units > 20
     assert num_searches > 20
     assert num_preempted_beams > 10
     assert num_copies > 50

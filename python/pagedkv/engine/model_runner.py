@@ -100,17 +100,16 @@ class ModelRunner:
         )
 
     def _move_blocks(self, step: ScheduledStep) -> None:
-        """Run the step's pairs in their order: a block swapped out may be the target of a copy."""
+        """Run the step's pairs in their order: what a block swapped out held is overwritten by one
+        that comes in or by a copy, and a copy may read what comes in.
+        """
         cache = self._kv_cache
         begin = self._clock()
         if step.swap_out.size:
             cache.swap_out(torch.from_numpy(step.swap_out))
-        out_seconds = self._clock() - begin
-        if step.copies.size:
-            cache.copy_blocks(torch.from_numpy(step.copies))
-        begin = self._clock()
         if step.swap_in.size:
             cache.swap_in(torch.from_numpy(step.swap_in))
         num_moved = len(step.swap_out) + len(step.swap_in)
-        seconds = out_seconds + self._clock() - begin
-        self.meter.swapped(num_moved * cache.bytes_per_block, seconds)
+        self.meter.swapped(num_moved * cache.bytes_per_block, self._clock() - begin)
+        if step.copies.size:
+            cache.copy_blocks(torch.from_numpy(step.copies))

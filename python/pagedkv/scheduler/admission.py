@@ -91,15 +91,18 @@ class Admission:
         return max(needed, self.worst_case(entry.request)) if entry.is_reserved else needed
 
     def needed_blocks(self, entry: Entry) -> int:
-        """Blocks it must find free to start, a cached prefix not counted on."""
-        needed = self.kept_blocks(entry)
+        """Blocks that it must find free to start, with its unit, a cached prefix not counted on."""
+        needed = sum(self.kept_blocks(one) for one in entry.unit)
         if not entry.is_swapped:
             return needed
-        # What other sequences share with it has stayed in the pool. One more, since the block it
-        # writes next may be shared with a fork and copied then.
-        manager = self._manager
-        held = -(-manager.num_tokens(entry.seq_id) // manager.block_size) - entry.num_freed_blocks
-        return needed - held + manager.num_swap_in_blocks([entry.seq_id]) + 1
+        # What other sequences share with them has stayed in the pool. One more for each, since the
+        # block it writes next may be shared with a fork and copied then.
+        manager, size = self._manager, self._manager.block_size
+        held = sum(
+            -(-manager.num_tokens(one.seq_id) // size) - one.num_freed_blocks for one in entry.unit
+        )
+        returning = manager.num_swap_in_blocks([one.seq_id for one in entry.unit])
+        return needed - held + returning + len(entry.unit)
 
     def has_room(self, entry: Entry, promised: int, *, num_running: int) -> bool:
         """Whether it may start now. Alone in the pool it always may: it fits, as check has shown,

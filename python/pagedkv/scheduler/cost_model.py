@@ -28,8 +28,9 @@ def choose(
     num_tokens: int,
     bytes_per_block: int,
     rates: Rates,
+    num_sequences: int = 1,
 ) -> PreemptionChoice:
-    """Swap or recompute one victim.
+    """Swap or recompute one victim, or a unit of num_sequences.
 
     swap costs 2 * num_blocks * bytes_per_block / link_bytes_per_s, out and back;
     recompute costs num_tokens / prefill_tokens_per_s. Under "auto" the cheaper one is taken, equals
@@ -39,7 +40,7 @@ def choose(
         mode: swap, recompute or auto.
         is_waiting_beam: it has computed all its tokens, so nothing would be left to go on with.
         num_blocks: that the victim alone holds; swapping frees exactly these.
-        num_tokens: that it has computed.
+        num_tokens: that it has computed, and would compute again.
 
     Example:
         10 blocks of 1.2 MB at 12 GB/s: 2 ms; 160 tokens at 2,000 tokens/s: 80 ms -> swap
@@ -67,4 +68,5 @@ def choose(
         num_tokens=num_tokens,
         swap_us=swap_us,
         recompute_us=recompute_us,
+        num_sequences=num_sequences,
     )

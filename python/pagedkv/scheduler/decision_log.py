@@ -24,9 +24,9 @@ _TEXTS: dict[str, str] = {
     "priority {priority}; {num_queued} requests wait, {num_running} run",
     "admitted": "starts with a chunk of {query_len} tokens; {num_cached} of its {num_tokens} "
     "tokens are in the prefix cache, {missed}{behind}",
-    "resumed": "resumes: {num_blocks} blocks come back from the CPU, {num_tokens} tokens need not "
-    "be computed again",
-    "preempted": "preempted {by}; {way} ({why}); it held {num_blocks} blocks alone and had "
+    "resumed": "resumes{together}: {num_blocks} blocks come back from the CPU, {num_tokens} tokens "
+    "need not be computed again",
+    "preempted": "preempted {by}; {way} ({why}); {who} held {num_blocks} blocks alone and had "
     "computed {num_tokens} tokens",
     "swap_dropped": "its swapped-out blocks are given up {reason}; it will be computed again",
     "finished": "ends: {reason}, {num_generated} tokens generated, preempted {num_preemptions} "

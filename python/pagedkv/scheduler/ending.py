@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagedkv.block_manager import BlockManager
 from pagedkv.records import FinishedRequest, FinishReason
@@ -38,6 +39,23 @@ class Ending:
         self._forking = forking
         self._log = log
         self._beams = beams
+
+    def ends_of(
+        self, slots: NDArray[np.int64], new_ids: NDArray[np.int64], bad_slots: NDArray[np.int64]
+    ) -> list[End]:
+        """Those whose new token is their last, and those whose logits were bad. The slots' new_ids
+        are in the slot table already.
+        """
+        table, entry_at = self._running.slots, self._running.entry_at
+        is_stop = (table.stop_ids[slots] == new_ids[:, None]).any(axis=1)
+        is_full = table.num_tokens[slots] >= table.max_len[slots]
+        ends: list[End] = [
+            (entry_at(int(slots[i])), "stop" if is_stop[i] else "length", None)
+            for i in np.flatnonzero(is_stop | is_full).tolist()
+        ]
+        error = "the model produced NaN or infinite logits"
+        ends += [(entry_at(slot), "error", error) for slot in bad_slots.tolist()]
+        return ends
 
     def end(self, ends: Sequence[End]) -> list[FinishedRequest]:
         """One record for each; of a group whose prompt is not computed one for each of its answers.
@@ -84,6 +102,8 @@ class Ending:
             entry.token_ids = self._running.slots.known_token_ids(entry.slot)
         self._running.leave(running)
         for entry in entries:
+            if entry.is_swapped:
+                entry.leave_unit()
             if entry in self._queue:
                 self._queue.remove(entry)
 

@@ -76,6 +76,7 @@ class Entry:
         "seq_id",
         "slot",
         "token_ids",
+        "unit",
     )
 
     def __init__(self, request: Request, seq_id: int, rank: int) -> None:
@@ -95,9 +96,18 @@ class Entry:
         self.is_reserved = False  # it starts only with its worst-case blocks kept for it
         self.is_swapped = False  # it waits, and holds CPU blocks
         self.num_freed_blocks = 0  # while it has no slot: given back behind a sliding window
+        # Itself and those that were swapped out together with it, lowest rank first: they come back
+        # together. One list, which they share.
+        self.unit = [self]
         self.num_overtaken = 0  # admissions of requests behind it, since it last began to wait
         self.blocked_at: int | None = None  # blocks that could be taken when it last found no room
 
     @property
     def rank(self) -> int:
         return self.key[0]
+
+    def leave_unit(self) -> None:
+        """It is not swapped out any more, whatever becomes of those it went with."""
+        self.unit.remove(self)
+        self.unit = [self]
+        self.is_swapped = False

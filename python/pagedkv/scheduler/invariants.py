@@ -42,6 +42,13 @@ def check(scheduler: Scheduler) -> None:
         )
         if swapped:
             _require(manager.is_swapped(entry.seq_id), "swapped", f"{entry.seq_id} is not")
+        unit = [one.key for one in entry.unit]
+        _require(
+            unit == sorted(unit) and entry.key in unit, "unit", f"{entry.key} is not in {unit}"
+        )
+        for one in entry.unit:
+            is_whole = one.unit is entry.unit and (len(unit) == 1 or one.is_swapped)
+            _require(is_whole, "unit", f"{one.key} is not swapped out with {unit}")
         if runs and scheduler._in_flight is None:
             computed = int(table.num_computed[entry.slot])
             held = manager.num_tokens(entry.seq_id)

@@ -1,10 +1,14 @@
 """Who gives up its blocks, for whom, and how they come back: running requests that grow, or a more
 urgent one that waits; swapped to the CPU, or computed again (cost_model.py).
+
+The forks and beams of one request are swapped as a unit, what they share once. Computed again they
+are one by one, for each that goes leaves what it shares to the others.
 """
 
 from __future__ import annotations
 
 import bisect
+import dataclasses
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +38,7 @@ class Preemption:
         admission: Admission,
         *,
         bytes_per_block: int,
+        enable_prefix_caching: bool,
         log: DecisionLog,
     ) -> None:
         self._manager = manager
@@ -42,15 +47,17 @@ class Preemption:
         self._queue = queue
         self._admission = admission
         self._bytes_per_block = bytes_per_block
+        self._has_prefix_cache = enable_prefix_caching
         self._log = log
-        self._swapped_out: dict[int, NDArray[np.int64]] = {}  # seq_id -> pairs, of this step
+        # Units swapped out for this step, and their pairs.
+        self._swapped_out: list[tuple[list[Entry], NDArray[np.int64]]] = []
         self.rates = Rates()
 
     def take_swapped_out(self) -> NDArray[np.int64]:
         """Pairs (block, CPU block) [n, 2] since the last call, in the order to run them."""
         if not self._swapped_out:
             return no_pairs()
-        pairs = np.concatenate(list(self._swapped_out.values()))
+        pairs = np.concatenate([pairs for _, pairs in self._swapped_out])
         self._swapped_out.clear()
         return pairs
 
@@ -80,12 +87,13 @@ class Preemption:
                 )
             free_to_go = running.order[table.worst_blocks[running.order] == 0]
             victim = int(free_to_go[-1] if free_to_go.size else running.order[-1])
-            entry = running.entry_at(victim)
             by = f"since the step needs {needed} blocks and {available} can be taken"
-            choice = self._preempt(entry, num_step, by)
-            name = entry.request.request_id
-            preempted.append(Preempted(name, victim, needed, available, choice))
-            keep = rows != victim
+            gone, choice = self._preempt(
+                self._unit_of(victim, keeps=running.order[0]), num_step, by
+            )
+            for slot, name in gone.items():
+                preempted.append(Preempted(name, slot, needed, available, choice))
+            keep = ~np.isin(rows, list(gone))
             rows, query_lens = rows[keep], query_lens[keep]
         return rows, query_lens, preempted
 
@@ -135,12 +143,14 @@ class Preemption:
         if needed > available + gained:
             return []
         displaced: list[Preempted] = []
-        for slot in victims.tolist():
-            victim = running.entry_at(slot)
-            name = victim.request.request_id
-            by = head.request.request_id
-            choice = self._preempt(victim, num_step, f"for {by!r}, which has priority {urgency}")
-            displaced.append(Preempted(name, slot, needed, available, choice, displaced_by=by))
+        by = head.request.request_id
+        for victim in victims.tolist():
+            if running.by_slot[victim] is None:
+                continue  # it went with its unit
+            why = f"for {by!r}, which has priority {urgency}"
+            gone, choice = self._preempt(self._unit_of(victim), num_step, why)
+            for slot, name in gone.items():
+                displaced.append(Preempted(name, slot, needed, available, choice, displaced_by=by))
             order = running.order
             promised = admission.promised_blocks(table, order, table.num_computed[order])
             if admission.has_room(head, promised, num_running=order.size) or self._will_have_room(
@@ -170,9 +180,10 @@ class Preemption:
         if len(self._running) == 0:
             raise RuntimeError(f"{len(self._queue)} requests are queued, yet none can run")
         entry = self._running.entry_at(int(self._running.order[-1]))
-        slot, name = int(self._running.order[-1]), entry.request.request_id
         available = self._manager.num_allocatable_blocks
-        choice = self._preempt(entry, num_step, "since beams of one search wait for each other")
+        by = "since beams of one search wait for each other"
+        gone, choice = self._preempt([entry], num_step, by)
+        ((slot, name),) = gone.items()
         return Preempted(name, slot, 0, available, choice)
 
     def drop_one_swapped(self) -> Entry | None:
@@ -187,52 +198,114 @@ class Preemption:
         return swapped[-1]
 
     def drop_swapped(self, entry: Entry, reason: str) -> None:
-        """It keeps nothing, and will be computed again."""
+        """It keeps nothing, and will be computed again; those it went with keep what is theirs."""
         self._manager.free(entry.seq_id)
-        self._swapped_out.pop(entry.seq_id, None)
-        entry.is_swapped = False
+        entry.leave_unit()
         entry.blocked_at = None
+        self._forget_pairs()
         self._log.note(entry.request, "swap_dropped", reason=reason)
 
-    def _preempt(self, entry: Entry, num_step: int, by: str) -> PreemptionChoice:
-        """Back into the queue with its tokens."""
-        assert entry.slot is not None
-        num_tokens = int(self._running.slots.num_computed[entry.slot])
-        choice = self._choose(entry, num_tokens)
-        entry.token_ids = self._running.slots.known_token_ids(entry.slot)
-        entry.num_preemptions += 1
-        entry.is_reserved = entry.num_preemptions >= self._config.reserve_after_preemptions
-        entry.preempted_in = num_step
-        entry.blocked_at = None
-        if choice.swaps:
-            pairs = self._manager.swap_out([entry.seq_id])
-            self._swapped_out[entry.seq_id] = np.array(pairs, dtype=np.int64)
-            entry.is_swapped = True
-        else:
-            self._manager.free(entry.seq_id)
-        self._running.leave([entry])
-        self._queue.push(entry)
-        self._log.note(
-            entry.request,
-            "preempted",
-            by=by,
-            way="its blocks move to the CPU" if choice.swaps else "it will be computed again",
-            why=choice.why,
-            num_blocks=choice.num_blocks,
-            num_tokens=choice.num_tokens,
-            num_cpu_free=choice.num_cpu_free,
-            swap_us=choice.swap_us,
-            recompute_us=choice.recompute_us,
-        )
-        return choice
+    def _forget_pairs(self) -> None:
+        """A CPU block that nobody holds any more may be given out again in this very step."""
+        tables = [
+            self._manager.block_table(one.seq_id) for unit, _ in self._swapped_out for one in unit
+        ]
+        held = -1 - np.concatenate([np.empty(0, dtype=np.int32), *tables])
+        self._swapped_out = [
+            (unit, pairs[np.isin(pairs[:, 1], held)]) for unit, pairs in self._swapped_out
+        ]
 
-    def _choose(self, entry: Entry, num_tokens: int) -> PreemptionChoice:
+    def _unit_of(self, victim: int, *, keeps: int | None = None) -> list[Entry]:
+        """The running sequences that are swapped out together with a slot's: of its group those
+        without a reservation. Not if that took `keeps`, the slot that has to go on: then it goes
+        alone.
+        """
+        running = self._running
+        entry = running.entry_at(victim)
+        if entry.group is None or not entry.group.is_forked:
+            return [entry]
+        slots = [
+            slot
+            for slot in running.order.tolist()
+            if slot == victim
+            or (
+                running.entry_at(slot).group is entry.group and not running.slots.worst_blocks[slot]
+            )
+        ]
+        return [entry] if keeps in slots else [running.entry_at(slot) for slot in slots]
+
+    def _preempt(
+        self, unit: list[Entry], num_step: int, by: str
+    ) -> tuple[dict[int, str], PreemptionChoice]:
+        """Back into the queue with their tokens: the unit, or, to be computed again, the last of
+        it. Returns the names of those that went, by the slots they had, and how and why.
+        """
+        choice = self._choose(unit)
+        if not choice.swaps and len(unit) > 1:
+            size, why = len(unit), choice.why
+            unit = unit[-1:]
+            choice = dataclasses.replace(
+                self._choose(unit), swaps=False, why=f"for its unit of {size} sequences {why}"
+            )
+        slots = self._running.slots
+        if choice.swaps:
+            pairs = self._manager.swap_out([entry.seq_id for entry in unit])
+            self._swapped_out.append((unit, np.array(pairs, dtype=np.int64)))
+        gone: dict[int, str] = {}
+        for entry in unit:
+            assert entry.slot is not None
+            gone[entry.slot] = entry.request.request_id
+            entry.token_ids = slots.known_token_ids(entry.slot)
+            entry.num_preemptions += 1
+            entry.is_reserved = entry.num_preemptions >= self._config.reserve_after_preemptions
+            entry.preempted_in = num_step
+            entry.blocked_at = None
+            entry.is_swapped = choice.swaps
+            if choice.swaps:
+                entry.unit = unit
+            else:
+                self._manager.free(entry.seq_id)
+        self._running.leave(unit)
+        together = f"its unit of {choice.num_sequences} sequences"
+        for entry in unit:
+            self._queue.push(entry)
+            self._log.note(
+                entry.request,
+                "preempted",
+                by=by,
+                way="its blocks move to the CPU" if choice.swaps else "it will be computed again",
+                who=together if choice.num_sequences > 1 else "it",
+                **dataclasses.asdict(choice),
+            )
+        return gone, choice
+
+    def _choose(self, unit: list[Entry]) -> PreemptionChoice:
+        table = self._running.slots
+        slots = [entry.slot for entry in unit if entry.slot is not None]
+        computed = table.num_computed[slots]
+        seq_ids = [entry.seq_id for entry in unit]
         return choose(
             self._config.preemption_mode,
-            is_waiting_beam=num_tokens == self._running.slots.num_tokens[entry.slot],
-            num_blocks=self._manager.num_swap_out_blocks([entry.seq_id]),
+            is_waiting_beam=bool((computed == table.num_tokens[slots]).any()),
+            num_blocks=self._manager.num_swap_out_blocks(seq_ids),
             num_cpu_free=self._manager.statistics().num_cpu_free,
-            num_tokens=num_tokens,
+            num_tokens=int(computed.sum()) - self._num_shared_tokens(seq_ids, computed),
             bytes_per_block=self._bytes_per_block,
             rates=self.rates,
+            num_sequences=len(unit),
         )
+
+    def _num_shared_tokens(self, seq_ids: list[int], computed: NDArray[np.int64]) -> int:
+        """Of the tokens of several sequences those that one of them computes for the others: all
+        but the first find its full blocks in the prefix cache.
+        """
+        if len(seq_ids) == 1 or not self._has_prefix_cache:
+            return 0
+        size = self._manager.block_size
+        tables = [
+            self._manager.block_table(seq_id)[: num_tokens // size]
+            for seq_id, num_tokens in zip(seq_ids, computed.tolist(), strict=True)
+        ]
+        blocks = np.concatenate(tables)
+        blocks = blocks[blocks >= 0]
+        return (blocks.size - np.unique(blocks).size) * size

@@ -29,7 +29,7 @@ from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.beams import Beams
 from pagedkv.scheduler.cost_model import Rates
 from pagedkv.scheduler.decision_log import DecisionLog
-from pagedkv.scheduler.ending import End, Ending
+from pagedkv.scheduler.ending import Ending
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
 from pagedkv.scheduler.preemption import Preemption
@@ -73,7 +73,12 @@ class Scheduler:
         self.window = Window(manager, window, config.max_num_batched_tokens)
         self._admission = Admission(manager, max_model_len, self.window)
         parts = (manager, config, self._running, self._queue, self._admission)
-        self._preemption = Preemption(*parts, bytes_per_block=bytes_per_block, log=self.log)
+        self._preemption = Preemption(
+            *parts,
+            bytes_per_block=bytes_per_block,
+            enable_prefix_caching=enable_prefix_caching,
+            log=self.log,
+        )
         self._starting = Starting(*parts, enable_prefix_caching, log=self.log, window=self.window)
         self._forking = Forking(manager, self._running, self._queue, self._entries)
         shared = (manager, self._running, self._queue, self._entries, self._forking)
@@ -315,20 +320,7 @@ class Scheduler:
         table.num_tokens[slots] += 1
         self._publish(step, alive, rows, new_ids, None if forked is None else forked.slots)
 
-        is_stop = (table.stop_ids[slots] == new_ids[:, None]).any(axis=1)
-        is_full = table.num_tokens[slots] >= table.max_len[slots]
-        ends: list[End] = [
-            (self._running.entry_at(int(slots[i])), "stop" if is_stop[i] else "length", None)
-            for i in np.flatnonzero(is_stop | is_full).tolist()
-        ]
-        ends += [
-            (
-                self._running.entry_at(int(slot)),
-                "error",
-                "the model produced NaN or infinite logits",
-            )
-            for slot in step.slots[bad_rows]
-        ]
+        ends = self._ending.ends_of(slots, new_ids, step.slots[bad_rows])
         if forked is not None:
             ends += [(entry, reason, None) for entry, reason in forked.ended]
         ended = self._ending.end(ends)

@@ -104,39 +104,51 @@ class Starting:
         promised = admission.promised_blocks(
             table, running.order, table.num_computed[running.order]
         )
-        while num_blocked < min(len(self._queue), _MAX_BLOCKED_PER_STEP):
-            entry = self._queue[num_blocked]
+        place = 0  # in the queue; those before it were found without room or belong to a unit
+        while place < len(self._queue) and num_blocked < _MAX_BLOCKED_PER_STEP:
+            entry = self._queue[place]
             if budget == 0 or table.num_free == 0:
                 self._waits_for_a_place(entry, budget)
                 break
             if num_blocked and most_overtaken >= self._config.max_num_overtakes:
                 self._log.note(entry.request, "waits", lacks="turn", num_overtaken=most_overtaken)
                 break
-            if self._must_wait(entry, promised, pending, num_step):
+            if entry is not entry.unit[0]:  # it starts with the first of its unit, or waits with it
+                place += 1
+                continue
+            if self._must_wait(entry, budget, promised, pending, num_step):
                 num_blocked += 1
+                place += 1
                 most_overtaken = max(most_overtaken, entry.num_overtaken)
                 continue
-            for i in range(num_blocked):
+            for i in range(place):
                 self._queue[i].num_overtaken += 1
             most_overtaken += 1
-            self._queue.remove(entry)
-            kept = admission.kept_blocks(entry)
-            if entry.is_swapped:
-                query_len = self._resume(entry, budget, started)
+            unit, was_swapped = entry.unit, entry.is_swapped
+            kept = sum(admission.kept_blocks(one) for one in unit)
+            for one in unit:
+                self._queue.remove(one)
+                one.num_overtaken = 0
+            if was_swapped:
+                query_lens = self._resume(unit, budget, started)
             else:
-                query_len = self._admit(entry, budget, pending, started)
-            started.query_lens.append(query_len)
-            entry.num_overtaken = 0
-            budget -= query_len
-            assert entry.slot is not None
-            promised += kept - admission.held_blocks(table, entry.slot)
+                query_lens = [self._admit(entry, budget, pending, started)]
+            started.query_lens += query_lens
+            budget -= sum(query_lens)
+            for new in started.admitted[-len(query_lens) :]:
+                kept -= admission.held_blocks(table, new.slot)
+            promised += kept
         return started
 
     def _must_wait(
-        self, entry: Entry, promised: int, pending: PendingPrefixes, num_step: int
+        self, entry: Entry, budget: int, promised: int, pending: PendingPrefixes, num_step: int
     ) -> bool:
-        """Whether it cannot start now, for a reason that is noted."""
+        """Whether it, and its unit with it, cannot start now, for a reason that is noted."""
         if entry.preempted_in == num_step:
+            return True
+        size = len(entry.unit)
+        if size > self._running.slots.num_free or size > budget:
+            self._waits_for_a_place(entry, 0 if size > budget else budget)
             return True
         if not self._admission.has_room(entry, promised, num_running=self._num_others(entry)):
             self._log.note(
@@ -226,26 +238,41 @@ class Starting:
             "missed": why,
         }
 
-    def _resume(self, entry: Entry, budget: int, started: Started) -> int:
-        """Its blocks come back from the CPU and it goes on where it stopped. A block copied on its
-        first write is one that never left the pool, so the copies need not wait for the swap.
+    def _resume(self, unit: list[Entry], budget: int, started: Started) -> list[int]:
+        """Their blocks come back from the CPU, what they share once, and they go on where they
+        stopped. A block that two of them share is copied by the first that writes it, so the copies
+        must wait for the swap. Every one gets a token at least.
         """
         manager = self._manager
-        pairs = manager.swap_in([entry.seq_id])
+        seq_ids = [entry.seq_id for entry in unit]
+        pairs = manager.swap_in(seq_ids)
         started.swap_in += pairs
-        entry.is_swapped = False
-        num_held = manager.num_tokens(entry.seq_id)
-        query_len = min(entry.token_ids.size - num_held, budget, self._window.first_chunk)
-        started.copies += manager.append(entry.seq_id, query_len)
-        slot = self._running.enter(
-            entry,
-            num_held + query_len,
-            self._worst(entry),
-            num_freed_blocks=entry.num_freed_blocks,
-        )
-        started.admitted.append(Admitted(entry.request, slot, num_held, is_resumed=True))
-        self._log.note(entry.request, "resumed", num_blocks=len(pairs), num_tokens=num_held)
-        return query_len
+        query_lens: list[int] = []
+        together = f" with its unit of {len(unit)} sequences" if len(unit) > 1 else ""
+        for i, entry in enumerate(list(unit)):
+            entry.leave_unit()
+            num_held = manager.num_tokens(entry.seq_id)
+            most = min(budget - (len(seq_ids) - 1 - i), self._window.first_chunk)
+            query_len = min(entry.token_ids.size - num_held, most)
+            budget -= query_len
+            query_lens.append(query_len)
+            slot = self._running.enter(
+                entry,
+                num_held + query_len,
+                self._worst(entry),
+                num_freed_blocks=entry.num_freed_blocks,
+            )
+            started.admitted.append(Admitted(entry.request, slot, num_held, is_resumed=True))
+            self._log.note(
+                entry.request,
+                "resumed",
+                num_blocks=len(pairs),
+                num_tokens=num_held,
+                num_sequences=len(seq_ids),
+                together=together,
+            )
+        started.copies += map(tuple, manager.append_batch(seq_ids, query_lens).tolist())
+        return query_lens
 
     def _num_others(self, entry: Entry) -> int:
         """Running sequences beside which it must leave room to grow. Not those of its own search:
