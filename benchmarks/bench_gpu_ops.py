@@ -1,25 +1,33 @@
 """The cache ops and the layers on the GPU, at 8,192 tokens of a Llama-3.1-8B layer.
 
-Bytes: reshape_and_cache reads and writes 2 * T * KV heads * head_dim elements; copy_blocks reads
-and writes its blocks; rms_norm 2 and fused_add_rms_norm 4 streams of T * hidden; silu_and_mul 3 of
+Bytes: reshape_and_cache and gather_blocks read and write 2 * T * KV heads * head_dim elements;
+fused_rotary_reshape_and_cache T * (heads + 2 * KV heads) * head_dim; copy_blocks its blocks;
+rms_norm moves 2 and fused_add_rms_norm 4 streams of T * hidden; silu_and_mul and gelu_and_mul 3 of
 T * intermediate; rotary_embedding 2 of T * (heads + KV heads) * head_dim. A percentage is of the
-measured copy rate; of swap_blocks, of the measured rate of pinned memory.
+measured copy rate; `x baseline` of a fused op is the time of the ops that it stands for over its
+own. Each op is compared with the oracle before it is timed. Swaps are in bench_cache_layout.py.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 import rows
-from gpu_timing import Ceilings, graph_us, measure_ceilings, stream_us
+from gpu_timing import Ceilings, graph_us, measure_ceilings
 from pagedkv import ops
+from pagedkv.ops import reference
 
 T, HEADS, KV_HEADS, DIM, HIDDEN, FEATURES, BLOCK = 8192, 32, 8, 128, 4096, 14336, 16
 SETS = 3  # of inputs, in rotation: each is larger than the L2
+REPEATS = 4  # of the rotation in one graph, so that the graph's own start counts little
 AT_LEAST = 85.0  # percent of the copy rate
+E4M3 = torch.float8_e4m3fn
 
 
 def row(
@@ -27,11 +35,11 @@ def row(
     shape: str,
     num_bytes: float,
     calls: list[Callable[[], object]],
-    rate: float,
-    limit: bool = True,
+    ceilings: Ceilings,
+    limit: bool = False,
 ) -> rows.Row:
-    us = graph_us(calls)
-    percent = 100 * num_bytes / us * 1e6 / rate
+    us = graph_us(calls, repeats=REPEATS)
+    percent = 100 * num_bytes / us * 1e6 / ceilings.copy
     return rows.Row(
         name,
         shape,
@@ -43,8 +51,21 @@ def row(
     )
 
 
-def random(*shape: int) -> torch.Tensor:
+def random(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def agrees(name: str, written: list[int], *operands: Any, **more: Any) -> None:
+    """The op on copies of the operands against the oracle, where it writes."""
+    mine = [x.clone() if isinstance(x, Tensor) else x for x in operands]
+    want = [x.clone() if isinstance(x, Tensor) else x for x in operands]
+    getattr(ops, name)(*mine, **more)
+    getattr(reference, name)(*want, **more)
+    for i in written:
+        got, oracle = mine[i].float(), want[i].float()
+        limit = 2 * torch.finfo(torch.bfloat16).eps * oracle.abs().max().item()
+        error = (got - oracle).abs().max().item()
+        assert error <= limit, f"{name}: operand {i} off by {error:.3g}, at most {limit:.3g}"
 
 
 def layer_rows(ceilings: Ceilings) -> list[rows.Row]:
@@ -53,73 +74,142 @@ def layer_rows(ceilings: Ceilings) -> list[rows.Row]:
     pairs = list(zip(wide[:SETS], wide[SETS:], strict=True))
     gates = [random(T, 2 * FEATURES) for _ in range(2)]
     out = random(T, FEATURES)
-    heads = [(random(T, HEADS, DIM), random(T, KV_HEADS, DIM)) for _ in range(SETS)]
-    positions = torch.randint(0, 8192, (T,), device="cuda")
-    table = torch.randn(8192, DIM, device="cuda")
-    return [
+    agrees("rms_norm", [0], random(9, HIDDEN), random(9, HIDDEN), weight, 1e-5)
+    agrees("fused_add_rms_norm", [0, 1], random(9, HIDDEN), random(9, HIDDEN), weight, 1e-5)
+    agrees("silu_and_mul", [0], out[:9], gates[0][:9])
+    made = [
         row(
             "rms_norm",
             f"{T} x {HIDDEN}",
             2 * T * HIDDEN * 2,
             [lambda a=a, b=b: ops.rms_norm(a, b, weight, 1e-5) for a, b in pairs],
-            ceilings.copy,
+            ceilings,
+            limit=True,
         ),
         row(
             "fused_add_rms_norm",
             f"{T} x {HIDDEN}",
             4 * T * HIDDEN * 2,
             [lambda a=a, b=b: ops.fused_add_rms_norm(a, b, weight, 1e-5) for a, b in pairs],
-            ceilings.copy,
-            limit=False,
+            ceilings,
         ),
         row(
             "silu_and_mul",
             f"{T} x {FEATURES}",
             3 * T * FEATURES * 2,
             [lambda g=g: ops.silu_and_mul(out, g) for g in gates],
-            ceilings.copy,
-        ),
-        row(
-            "rotary_embedding",
-            f"{T} x ({HEADS} + {KV_HEADS}) x {DIM}",
-            2 * T * (HEADS + KV_HEADS) * DIM * 2,
-            [lambda q=q, k=k: ops.rotary_embedding(positions, q, k, table, True) for q, k in heads],
-            ceilings.copy,
-            limit=False,
+            ceilings,
+            limit=True,
         ),
     ]
-
-
-def cache_rows(ceilings: Ceilings) -> list[rows.Row]:
-    blocks = SETS * T // BLOCK + 64
-    made = []
-    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-        caches = [
-            torch.zeros(blocks, KV_HEADS, BLOCK, DIM, device="cuda").to(dtype) for _ in range(2)
-        ]
-        slots = torch.randperm(blocks * BLOCK, device="cuda")[: SETS * T].split(T)
-        wide = [random(T, HEADS + 2 * KV_HEADS, DIM) for _ in range(SETS)]
-        one = torch.ones(1, device="cuda")
-        scales = {} if dtype == torch.bfloat16 else {"k_scale": one, "v_scale": one}
+    for kind in ("none", "tanh"):
+        agrees("gelu_and_mul", [0], out[:9], gates[0][:9], kind)
         made.append(
             row(
-                "reshape_and_cache",
-                f"{T} tokens, {str(dtype).removeprefix('torch.')} cache",
-                2 * T * KV_HEADS * DIM * (2 + dtype.itemsize),
-                [
-                    lambda w=w, s=s, c=caches, k=scales: ops.reshape_and_cache(  # type: ignore[misc]
-                        w[:, HEADS : HEADS + KV_HEADS],
-                        w[:, HEADS + KV_HEADS :],
-                        *c,
-                        s,
-                        **k,
-                    )
-                    for w, s in zip(wide, slots, strict=True)
-                ],
-                ceilings.copy,
-                limit=dtype == torch.bfloat16,
+                f"gelu_and_mul ({kind})",
+                f"{T} x {FEATURES}",
+                3 * T * FEATURES * 2,
+                [lambda g=g, k=kind: ops.gelu_and_mul(out, g, k) for g in gates],  # type: ignore[misc]
+                ceilings,
             )
         )
+    return made
+
+
+def slots_of(kind: str, num_blocks: int) -> tuple[Tensor, ...]:
+    """SETS of slots: of whole blocks in any order, as chunks of prompts take them, or every token
+    somewhere else, as in a step of decodes alone."""
+    if kind == "shuffled tokens":
+        return torch.randperm(num_blocks * BLOCK, device="cuda")[: SETS * T].split(T)
+    blocks = torch.randperm(num_blocks, device="cuda")[: SETS * T // BLOCK]
+    offsets = torch.arange(BLOCK, device="cuda")
+    return (blocks.unsqueeze(1) * BLOCK + offsets).flatten().split(T)
+
+
+def cache_rows(dtype: torch.dtype, ceilings: Ceilings) -> list[rows.Row]:
+    num_blocks = SETS * T // BLOCK + 64
+    shape = (num_blocks, KV_HEADS, BLOCK, DIM)
+    caches = [torch.zeros(shape, device="cuda").to(dtype) for _ in range(2)]
+    projected = [random(T, HEADS + 2 * KV_HEADS, DIM) for _ in range(SETS)]
+    parts = [p.split([HEADS, KV_HEADS, KV_HEADS], 1) for p in projected]
+    positions = torch.randint(0, 8192, (T,), device="cuda")
+    table = torch.randn(8192, DIM, device="cuda")
+    one = torch.ones(1, device="cuda")
+    scales = {"k_scale": one, "v_scale": one} if dtype == E4M3 else {}
+    words = f"{T} tokens, {str(dtype).removeprefix('torch.')} cache"
+    kv_bytes = 2 * T * KV_HEADS * DIM * (2 + dtype.itemsize)
+    blocks = slots_of("shuffled blocks", num_blocks)
+    few = [x[:9].clone() for x in parts[0]]
+    small = [c[:9].clone() for c in caches]
+    near = torch.arange(9, device="cuda") * BLOCK + 3
+    agrees("reshape_and_cache", [2, 3], *few[1:], *small, near, **scales)
+    agrees("rotary_embedding", [1, 2], positions[:9], *few[:2], table)
+    agrees(
+        "fused_rotary_reshape_and_cache",
+        [1, 5, 6],
+        positions[:9],
+        *few,
+        table,
+        *small,
+        near,
+        **scales,
+    )
+    made = [
+        row(
+            "reshape_and_cache",
+            f"{words}, {kind}",
+            kv_bytes,
+            [
+                lambda p=p, s=s: ops.reshape_and_cache(*p[1:], *caches, s, **scales)
+                for p, s in zip(parts, slots, strict=True)
+            ],
+            ceilings,
+            limit=dtype != E4M3 and kind == "shuffled blocks",
+        )
+        for kind, slots in (
+            ("shuffled blocks", blocks),
+            ("shuffled tokens", slots_of("shuffled tokens", num_blocks)),
+        )
+    ]
+    rotary = row(
+        "rotary_embedding",
+        f"{T} x ({HEADS} + {KV_HEADS}) x {DIM}",
+        2 * T * (HEADS + KV_HEADS) * DIM * 2,
+        [lambda p=p: ops.rotary_embedding(positions, *p[:2], table) for p in parts],
+        ceilings,
+    )
+    fused = row(
+        "fused_rotary_reshape_and_cache",
+        f"{words}, {HEADS} query heads",
+        kv_bytes + 2 * T * HEADS * DIM * 2,
+        [
+            lambda p=p, s=s: ops.fused_rotary_reshape_and_cache(
+                positions, *p, table, *caches, s, **scales
+            )
+            for p, s in zip(parts, blocks, strict=True)
+        ],
+        ceilings,
+    )
+    fused = dataclasses.replace(fused, baseline=(made[0].us + rotary.us) / fused.us)
+    starts = torch.arange(0, T + 1, T // 8, device="cuda", dtype=torch.int32)
+    gathered = [[random(T, KV_HEADS, DIM) for _ in range(2)] for _ in range(SETS)]
+    every = [(s // BLOCK)[::BLOCK].int().view(8, -1) for s in blocks]
+    agrees("gather_blocks", [0, 1], *gathered[0], *caches, every[0], starts, **scales)
+    gather = row(
+        "gather_blocks",
+        f"8 x {T // 8} tokens, {str(dtype).removeprefix('torch.')} cache",
+        kv_bytes,
+        [
+            lambda g=g, e=e: ops.gather_blocks(*g, *caches, e, starts, **scales)
+            for g, e in zip(gathered, every, strict=True)
+        ],
+        ceilings,
+    )
+    return [*made, *([] if dtype == E4M3 else [rotary]), fused, gather]
+
+
+def copy_rows(ceilings: Ceilings) -> list[rows.Row]:
+    made = []
     for count in (8, 512):
         pool = torch.zeros(
             32, 2, 2 * count * SETS, KV_HEADS, BLOCK, DIM, device="cuda", dtype=torch.bfloat16
@@ -130,59 +220,22 @@ def cache_rows(ceilings: Ceilings) -> list[rows.Row]:
                 "copy_blocks",
                 f"{count} blocks, 32 layers",
                 2 * count * pool[:, :, 0].numel() * 2,
-                [lambda p=p, c=pool: ops.copy_blocks(c, p) for p in order.contiguous().unbind()],
-                ceilings.copy,
+                [lambda p=p, c=pool: ops.copy_blocks(c, p) for p in order.contiguous().unbind()],  # type: ignore[misc]
+                ceilings,
                 limit=count == 512,
             )
         )
     return made
 
 
-def swap_rows(ceilings: Ceilings) -> list[rows.Row]:
-    """64 blocks of 32 layers, layer-major (pieces of 32 KB) and block-major (2 MB)."""
-    made = []
-    count = 64
-    side = torch.cuda.Stream()
-    for layout, order in (("layer-major", None), ("block-major", (1, 2, 0, 3, 4, 5))):
-        shape = [32, 2, 256, KV_HEADS, BLOCK, DIM]
-        pools = []
-        for place in ("cuda", "cpu"):
-            sizes = shape if order is None else [shape[2], *shape[:2], *shape[3:]]
-            pool = torch.zeros(sizes, dtype=torch.bfloat16, device=place)
-            pool = pool.pin_memory() if place == "cpu" else pool
-            pools.append(pool if order is None else pool.permute(*order))
-        num_bytes = count * pools[0][:, :, 0].numel() * 2
-        pairs = torch.stack([torch.randperm(256)[:count], torch.randperm(256)[:count]], dim=1)
-        for way, (source, target), rate in (
-            ("in", (pools[1], pools[0]), ceilings.to_device),
-            ("out", pools, ceilings.to_cpu),
-        ):
-            for stream_name, stream in (("side stream", side), ("default stream", None)):
-                with torch.cuda.stream(stream):
-                    us = stream_us(lambda a=source, b=target, p=pairs: ops.swap_blocks(a, b, p))
-                percent = 100 * num_bytes / us * 1e6 / rate
-                made.append(
-                    rows.Row(
-                        f"swap_blocks {way}",
-                        f"{count} blocks, 32 layers, {layout}, {stream_name}",
-                        us,
-                        f"{num_bytes / us * 1e6 / 1e9:.1f} GB/s",
-                        percent,
-                        limit=">= 90 %" if stream else "",
-                        holds=percent >= 90 or not stream,
-                    )
-                )
-    return made
-
-
 def main() -> int:
     options = rows.parser(__doc__.splitlines()[0]).parse_args()
     ceilings = measure_ceilings()
-    made = layer_rows(ceilings) + cache_rows(ceilings) + swap_rows(ceilings)
-    notes = [
-        f"Measured copy rate {ceilings.copy / 1e12:.2f} TB/s; pinned memory "
-        f"{ceilings.to_device / 1e9:.0f} GB/s in, {ceilings.to_cpu / 1e9:.0f} GB/s out."
-    ]
+    made = layer_rows(ceilings)
+    for dtype in (torch.bfloat16, E4M3):
+        made += cache_rows(dtype, ceilings)
+    made += copy_rows(ceilings)
+    notes = [f"Measured copy rate {ceilings.copy / 1e12:.2f} TB/s."]
     return rows.report("gpu-ops", made, save=options.save, notes=notes)
 
 

@@ -12,6 +12,8 @@ namespace pagedkv::cpu {
 
 struct KernelTable {
   void (*reshape_and_cache)(const ReshapeAndCacheParams&, const ThreadPool&);
+  void (*fused_rotary_reshape_and_cache)(const FusedRotaryReshapeAndCacheParams&,
+                                         const ThreadPool&);
   void (*gather_blocks)(const GatherBlocksParams&, const ThreadPool&);
   void (*merge_attention_states)(const MergeAttentionStatesParams&, const ThreadPool&);
   void (*rms_norm)(const RmsNormParams&, const ThreadPool&);

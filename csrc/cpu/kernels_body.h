@@ -8,10 +8,13 @@
 #include "cpu/layers/merge_attention_states_body.h"
 #include "cpu/layers/rms_norm_body.h"
 #include "cpu/layers/rotary_embedding_body.h"
+// Last, as it is made of two of the others:
+#include "cpu/cache/fused_rotary_reshape_and_cache_body.h"
 
 namespace pagedkv::cpu::PAGEDKV_ISA {
 
 constexpr KernelTable kKernelTable{.reshape_and_cache = reshape_and_cache,
+                                   .fused_rotary_reshape_and_cache = fused_rotary_reshape_and_cache,
                                    .gather_blocks = gather_blocks,
                                    .merge_attention_states = merge_attention_states,
                                    .rms_norm = rms_norm,

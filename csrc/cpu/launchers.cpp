@@ -32,6 +32,10 @@ const KernelTable& kernels() {
 void launch_reshape_and_cache(const ReshapeAndCacheParams& params, const ThreadPool& pool) {
   if (params.num_tokens > 0) kernels().reshape_and_cache(params, pool);
 }
+void launch_fused_rotary_reshape_and_cache(const FusedRotaryReshapeAndCacheParams& params,
+                                           const ThreadPool& pool) {
+  if (params.write.num_tokens > 0) kernels().fused_rotary_reshape_and_cache(params, pool);
+}
 void launch_gather_blocks(const GatherBlocksParams& params, const ThreadPool& pool) {
   if (params.num_tokens > 0 && params.num_seqs > 0) kernels().gather_blocks(params, pool);
 }

@@ -100,6 +100,22 @@ KvCacheView<Pointer> checked_cache_view(const OperandChecks& check, const CacheO
   return view;
 }
 
+// Of operands that are checked.
+inline ReshapeAndCacheParams reshape_and_cache_fields(const Tensor& key, const Tensor& value,
+                                                      const KvCache& cache, ElementType type,
+                                                      const Tensor& slot_mapping) {
+  return {.key = key.const_data_ptr(),
+          .value = value.const_data_ptr(),
+          .slot_mapping = slot_mapping.const_data_ptr<int64_t>(),
+          .cache = cache,
+          .type = type,
+          .num_tokens = slot_mapping.size(0),
+          .key_stride_token = key.stride(0),
+          .key_stride_head = key.stride(1),
+          .value_stride_token = value.stride(0),
+          .value_stride_head = value.stride(1)};
+}
+
 inline ReshapeAndCacheParams reshape_and_cache_params(const Tensor& key, const Tensor& value,
                                                       const CacheOperands& cache,
                                                       const Tensor& slot_mapping) {
@@ -136,16 +152,71 @@ inline ReshapeAndCacheParams reshape_and_cache_params(const Tensor& key, const T
                           {"v_scale", cache.v_scale}});
   }
   check.apart({"key_cache", cache.key_cache}, {{"value_cache", cache.value_cache}});
-  return {.key = key.const_data_ptr(),
-          .value = value.const_data_ptr(),
-          .slot_mapping = slot_mapping.const_data_ptr<int64_t>(),
-          .cache = view,
-          .type = type,
-          .num_tokens = num_tokens,
-          .key_stride_token = key.stride(0),
-          .key_stride_head = key.stride(1),
-          .value_stride_token = value.stride(0),
-          .value_stride_head = value.stride(1)};
+  return reshape_and_cache_fields(key, value, view, type, slot_mapping);
+}
+
+inline FusedRotaryReshapeAndCacheParams fused_rotary_reshape_and_cache_params(
+    const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& cos_sin_cache, const CacheOperands& cache, const Tensor& slot_mapping,
+    bool is_neox) {
+  constexpr const char* kForm = "[num_tokens, num_kv_heads, head_dim]";
+  const OperandChecks check("pagedkv::fused_rotary_reshape_and_cache");
+  check.devices({{"query", query},
+                 {"key", key},
+                 {"value", value},
+                 {"positions", positions},
+                 {"cos_sin_cache", cos_sin_cache},
+                 {"key_cache", cache.key_cache},
+                 {"value_cache", cache.value_cache},
+                 {"slot_mapping", slot_mapping},
+                 {"k_scale", cache.k_scale},
+                 {"v_scale", cache.v_scale}});
+  const ElementType type = check.activation_type({"query", query});
+  check.same_dtype({"query", query}, {{"key", key}, {"value", value}});
+  const ElementType cache_type = checked_cache_type(check, cache, {"query", query});
+  check.dtypes(ScalarType::Long, {{"positions", positions}, {"slot_mapping", slot_mapping}});
+  check.dtypes(ScalarType::Float, {{"cos_sin_cache", cos_sin_cache}});
+  check.written_rows({"query", query}, "[num_tokens, num_heads, head_dim]");
+  check.rows({"key", key}, kForm);
+  check.rows({"value", value}, kForm);
+  check.rows({"positions", positions}, "[num_tokens]");
+  check.rows({"cos_sin_cache", cos_sin_cache}, "[max_position, rotary_dim]");
+  check_cache_layout(check, cache, /*written=*/true);
+  check.rows({"slot_mapping", slot_mapping}, "[num_tokens]");
+  const KvCache view = checked_cache_view<void*>(check, cache, cache_type);
+  const int64_t num_tokens = query.size(0);
+  const int64_t rotary_dim = cos_sin_cache.size(1);
+  check.shape({"query", query}, {num_tokens, kAnySize, view.head_dim},
+              "[num_tokens, num_heads, head_dim]");
+  check.shape({"key", key}, {num_tokens, view.num_kv_heads, view.head_dim}, kForm);
+  check.shape({"value", value}, {num_tokens, view.num_kv_heads, view.head_dim}, kForm);
+  check.shape({"positions", positions}, {num_tokens}, "[num_tokens]");
+  check.shape({"slot_mapping", slot_mapping}, {num_tokens}, "[num_tokens]");
+  check.rotary_dim(rotary_dim, view.head_dim);
+  for (const Operand& written : {Operand("query", query), Operand("key_cache", cache.key_cache),
+                                 Operand("value_cache", cache.value_cache)}) {
+    check.apart(written, {{"key", key},
+                          {"value", value},
+                          {"positions", positions},
+                          {"cos_sin_cache", cos_sin_cache},
+                          {"slot_mapping", slot_mapping},
+                          {"k_scale", cache.k_scale},
+                          {"v_scale", cache.v_scale}});
+  }
+  check.apart({"query", query},
+              {{"key_cache", cache.key_cache}, {"value_cache", cache.value_cache}});
+  check.apart({"key_cache", cache.key_cache}, {{"value_cache", cache.value_cache}});
+  return {.write = reshape_and_cache_fields(key, value, view, type, slot_mapping),
+          .positions = positions.const_data_ptr<int64_t>(),
+          .query = query.mutable_data_ptr(),
+          .cos_sin_cache = cos_sin_cache.const_data_ptr<float>(),
+          .is_neox = is_neox,
+          .num_heads = query.size(1),
+          .rotary_dim = rotary_dim,
+          .max_position = cos_sin_cache.size(0),
+          .query_stride_token = query.stride(0),
+          .query_stride_head = query.stride(1),
+          .cos_sin_stride = cos_sin_cache.stride(0)};
 }
 
 inline GatherBlocksParams gather_blocks_params(const Tensor& key, const Tensor& value,

@@ -28,14 +28,14 @@ void check_scale_values(const char* op, const KvCacheView<Pointer>& cache) {
   check_one("v_scale", cache.v_scale, cache.v_scale_stride);
 }
 
-inline void check_slots(const ReshapeAndCacheParams& params) {
+inline void check_slots(const char* op, const ReshapeAndCacheParams& params) {
   const int64_t num_slots = params.cache.num_blocks * params.cache.block_size;
   for (int64_t t = 0; t < params.num_tokens; ++t) {
-    STD_TORCH_CHECK(params.slot_mapping[t] < num_slots, "pagedkv::reshape_and_cache: slot_mapping[",
-                    t, "] is ", params.slot_mapping[t], ", expected below ", num_slots,
+    STD_TORCH_CHECK(params.slot_mapping[t] < num_slots, op, ": slot_mapping[", t, "] is ",
+                    params.slot_mapping[t], ", expected below ", num_slots,
                     " (num_blocks * block_size)");
   }
-  check_scale_values("pagedkv::reshape_and_cache", params.cache);
+  check_scale_values(op, params.cache);
 }
 
 // The first ceil(num_tokens / block_size) entries of one sequence's table, from first_block on.
@@ -147,11 +147,12 @@ inline void check_attention(const PagedAttentionParams& params) {
   check_scale_values(kOp, params.cache);
 }
 
-inline void check_positions(const RotaryEmbeddingParams& params) {
-  for (int64_t t = 0; t < params.num_tokens; ++t) {
-    STD_TORCH_CHECK(0 <= params.positions[t] && params.positions[t] < params.max_position,
-                    "pagedkv::rotary_embedding: positions[", t, "] is ", params.positions[t],
-                    ", expected 0 to ", params.max_position - 1, " (rows of cos_sin_cache)");
+inline void check_positions(const char* op, const int64_t* positions, int64_t num_tokens,
+                            int64_t max_position) {
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    STD_TORCH_CHECK(0 <= positions[t] && positions[t] < max_position, op, ": positions[", t,
+                    "] is ", positions[t], ", expected 0 to ", max_position - 1,
+                    " (rows of cos_sin_cache)");
   }
 }
 

@@ -15,8 +15,23 @@ void reshape_and_cache(const Tensor& key, const Tensor& value, const Tensor& key
                        const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale) {
   const ReshapeAndCacheParams params = reshape_and_cache_params(
       key, value, {key_cache, value_cache, k_scale, v_scale}, slot_mapping);
-  check_slots(params);
+  check_slots("pagedkv::reshape_and_cache", params);
   cpu::launch_reshape_and_cache(params, torch_thread_pool());
+}
+
+void fused_rotary_reshape_and_cache(const Tensor& positions, const Tensor& query, const Tensor& key,
+                                    const Tensor& value, const Tensor& cos_sin_cache,
+                                    const Tensor& key_cache, const Tensor& value_cache,
+                                    const Tensor& slot_mapping, bool is_neox,
+                                    const std::optional<Tensor>& k_scale,
+                                    const std::optional<Tensor>& v_scale) {
+  const FusedRotaryReshapeAndCacheParams params = fused_rotary_reshape_and_cache_params(
+      positions, query, key, value, cos_sin_cache, {key_cache, value_cache, k_scale, v_scale},
+      slot_mapping, is_neox);
+  constexpr const char* kOp = "pagedkv::fused_rotary_reshape_and_cache";
+  check_slots(kOp, params.write);
+  check_positions(kOp, params.positions, params.write.num_tokens, params.max_position);
+  cpu::launch_fused_rotary_reshape_and_cache(params, torch_thread_pool());
 }
 
 void gather_blocks(const Tensor& key, const Tensor& value, const Tensor& key_cache,
@@ -43,6 +58,7 @@ void swap_blocks(const Tensor& source, const Tensor& destination, const Tensor& 
 
 STABLE_TORCH_LIBRARY_IMPL(pagedkv, CPU, library) {
   library.impl("reshape_and_cache", TORCH_BOX(&reshape_and_cache));
+  library.impl("fused_rotary_reshape_and_cache", TORCH_BOX(&fused_rotary_reshape_and_cache));
   library.impl("gather_blocks", TORCH_BOX(&gather_blocks));
   library.impl("copy_blocks", TORCH_BOX(&copy_blocks));
   library.impl("swap_blocks", TORCH_BOX(&swap_blocks));

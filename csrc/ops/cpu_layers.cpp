@@ -23,7 +23,8 @@ void rotary_embedding(const Tensor& positions, const Tensor& query, const Tensor
                       const Tensor& cos_sin_cache, bool is_neox) {
   const RotaryEmbeddingParams params =
       rotary_embedding_params(positions, query, key, cos_sin_cache, is_neox);
-  check_positions(params);
+  check_positions("pagedkv::rotary_embedding", params.positions, params.num_tokens,
+                  params.max_position);
   cpu::launch_rotary_embedding(params, torch_thread_pool());
 }
 

@@ -17,6 +17,19 @@ void reshape_and_cache(const Tensor& key, const Tensor& value, const Tensor& key
   cuda::launch_reshape_and_cache(params, context.stream());
 }
 
+void fused_rotary_reshape_and_cache(const Tensor& positions, const Tensor& query, const Tensor& key,
+                                    const Tensor& value, const Tensor& cos_sin_cache,
+                                    const Tensor& key_cache, const Tensor& value_cache,
+                                    const Tensor& slot_mapping, bool is_neox,
+                                    const std::optional<Tensor>& k_scale,
+                                    const std::optional<Tensor>& v_scale) {
+  const FusedRotaryReshapeAndCacheParams params = fused_rotary_reshape_and_cache_params(
+      positions, query, key, value, cos_sin_cache, {key_cache, value_cache, k_scale, v_scale},
+      slot_mapping, is_neox);
+  const CudaContext context(query);
+  cuda::launch_fused_rotary_reshape_and_cache(params, context.stream());
+}
+
 void gather_blocks(const Tensor& key, const Tensor& value, const Tensor& key_cache,
                    const Tensor& value_cache, const Tensor& block_tables,
                    const Tensor& seq_start_loc, const std::optional<Tensor>& k_scale,
@@ -51,6 +64,7 @@ void swap_blocks(const Tensor& source, const Tensor& destination, const Tensor& 
 
 STABLE_TORCH_LIBRARY_IMPL(pagedkv, CUDA, library) {
   library.impl("reshape_and_cache", TORCH_BOX(&reshape_and_cache));
+  library.impl("fused_rotary_reshape_and_cache", TORCH_BOX(&fused_rotary_reshape_and_cache));
   library.impl("gather_blocks", TORCH_BOX(&gather_blocks));
   library.impl("copy_blocks", TORCH_BOX(&copy_blocks));
   library.impl("swap_blocks", TORCH_BOX(&swap_blocks));

@@ -82,9 +82,7 @@ inline RotaryEmbeddingParams rotary_embedding_params(const Tensor& positions, co
   check.shape({"key", key}, {num_tokens, kAnySize, head_dim},
               "[num_tokens, num_kv_heads, head_dim]");
   check.shape({"positions", positions}, {num_tokens}, "[num_tokens]");
-  check.in_range("rotary_dim (columns of cos_sin_cache)", rotary_dim, 2, head_dim);
-  STD_TORCH_CHECK(rotary_dim % 2 == 0, check.op(), ": rotary_dim (columns of cos_sin_cache) is ",
-                  rotary_dim, ", expected an even number");
+  check.rotary_dim(rotary_dim, head_dim);
   check.apart({"query", query},
               {{"key", key}, {"positions", positions}, {"cos_sin_cache", cos_sin_cache}});
   check.apart({"key", key}, {{"positions", positions}, {"cos_sin_cache", cos_sin_cache}});

@@ -244,6 +244,14 @@ class OperandChecks {
                     lowest);
   }
 
+  // Columns of a table of cosines and sines for heads of head_dim elements.
+  void rotary_dim(int64_t columns, int64_t head_dim) const {
+    constexpr const char* kName = "rotary_dim (columns of cos_sin_cache)";
+    in_range(kName, columns, 2, head_dim);
+    STD_TORCH_CHECK(columns % 2 == 0, op_, ": ", kName, " is ", columns,
+                    ", expected an even number");
+  }
+
   // As fp32, finite and not below lowest.
   float finite(const char* name, double value, double lowest) const {
     const float narrow = static_cast<float>(value);

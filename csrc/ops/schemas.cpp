@@ -16,6 +16,14 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
       "Tensor slot_mapping, *, "
       "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
 
+  // rotary_embedding and reshape_and_cache in one pass, with the same result: query [T, H, D] in
+  // place; key, value [T, G, D] are read only; positions, slot_mapping int64 [T].
+  library.def(
+      "fused_rotary_reshape_and_cache(Tensor positions, Tensor(a!) query, Tensor key, Tensor "
+      "value, Tensor cos_sin_cache, Tensor(b!) key_cache, Tensor(c!) value_cache, Tensor "
+      "slot_mapping, bool is_neox=True, *, "
+      "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
+
   // out, query [T, H, D]; lse fp32 [T, H], natural log, -inf for an empty row; block_tables int32
   // [S, max_num_blocks]; seq_lens int32 [S] (this step's tokens included); query_start_loc int32 [S
   // + 1]. window 0: unlimited. soft_cap 0: none. alibi_slopes fp32 [H]. num_splits 0: chosen by the

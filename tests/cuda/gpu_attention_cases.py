@@ -174,11 +174,12 @@ class Problem:
             if case.window:
                 behind = max(0, seq_len - query_len - case.window + 1) // case.block_size
             tables[s, :behind] = POISON_ID
+            token = torch.arange(behind * case.block_size, seq_len, device=device)
+            block = torch.tensor(mine, device=device, dtype=torch.int64)[token // case.block_size]
             for cache in caches:
-                for i, block in enumerate(mine[behind:], behind):
-                    fill = min(case.block_size, seq_len - i * case.block_size)
-                    values = torch.randn(case.num_kv_heads, fill, case.head_dim, device=device)
-                    cache[block, :, :fill] = values.to(cache_dtype)
+                values = torch.randn(len(token), case.num_kv_heads, case.head_dim, device=device)
+                # As bytes or words: float8 tensors have no indexed assignment.
+                raw(cache)[block, :, token % case.block_size] = raw(values.to(cache_dtype))
         self.caches = caches
         starts = [0, *itertools.accumulate(q for q, _ in case.rows)]
         self.num_tokens = starts[-1]
@@ -235,6 +236,12 @@ class Problem:
         lse = torch.full(query.shape[:2], math.nan, device=query.device)
         reference.paged_attention(out, lse, **self.operands)
         return out, lse
+
+
+def raw(tensor: Tensor) -> Tensor:
+    """The bits, as integers, with the tensor's shape and strides."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    return tensor.view(integers[tensor.element_size()])
 
 
 def _poisoned(

@@ -28,6 +28,23 @@ def reshape_and_cache() -> Call:
     }
 
 
+def fused_rotary_reshape_and_cache() -> Call:
+    """Three tokens, one of them padding; 4 query and 2 KV heads of 8, 6 elements rotated."""
+    return {
+        "positions": torch.tensor([0, 4, 2]),
+        "query": torch.randn(3, 4, 8),
+        "key": torch.randn(3, 2, 8),
+        "value": torch.randn(3, 2, 8),
+        "cos_sin_cache": torch.rand(5, 6),
+        "key_cache": torch.zeros(4, 2, 2, 8),
+        "value_cache": torch.zeros(4, 2, 2, 8),
+        "slot_mapping": torch.tensor([7, -1, 0]),
+        "is_neox": True,
+        "k_scale": None,
+        "v_scale": None,
+    }
+
+
 def gather_blocks() -> Call:
     """Two sequences of 3 and 1 tokens."""
     return {
@@ -159,6 +176,14 @@ def with_float8(make: Callable[[], Call]) -> Callable[[], Call]:
 CALLS: dict[str, tuple[str, Callable[[], Call]]] = {
     "reshape_and_cache": ("reshape_and_cache", reshape_and_cache),
     "reshape_and_cache, fp8": ("reshape_and_cache", with_float8(reshape_and_cache)),
+    "fused_rotary_reshape_and_cache": (
+        "fused_rotary_reshape_and_cache",
+        fused_rotary_reshape_and_cache,
+    ),
+    "fused_rotary_reshape_and_cache, fp8": (
+        "fused_rotary_reshape_and_cache",
+        with_float8(fused_rotary_reshape_and_cache),
+    ),
     "gather_blocks": ("gather_blocks", gather_blocks),
     "gather_blocks, fp8": ("gather_blocks", with_float8(gather_blocks)),
     "paged_attention": ("paged_attention", paged_attention),

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-NUMERIC_TESTS = ("test_layers.py", "test_cache.py", "test_merge_states.py")
+NUMERIC_TESTS = (
+    "test_layers.py",
+    "test_cache.py",
+    "test_fused_rotary_reshape_and_cache.py",
+    "test_merge_states.py",
+)
 ATTENTION_TESTS = ("test_paged_attention.py", "test_paged_attention_invariance.py")
 CALL = """
 import torch, pagedkv.ops

@@ -57,6 +57,18 @@ def reshape_and_cache() -> list[Tensor]:
     return caches
 
 
+def fused_rotary_reshape_and_cache() -> list[Tensor]:
+    query, key, value = torch.randn(TOKENS, 4, 64), *torch.randn(2, TOKENS, 2, 64)
+    caches = [torch.zeros(200, 2, 16, 64) for _ in range(2)]
+    slots = torch.randperm(3200)[:TOKENS]
+    slots[::7] = -1
+    table = torch.rand(TOKENS, 64)
+    ops.fused_rotary_reshape_and_cache(
+        torch.randperm(TOKENS), query, key, value, table, *caches, slots
+    )
+    return [query, *caches]
+
+
 def gather_blocks() -> list[Tensor]:
     caches = torch.randn(2, 50, 2, 16, 64)
     # Many short sequences, empty ones among them, so that pieces begin inside and between them.
@@ -84,6 +96,7 @@ RUNS = [
     silu_and_mul,
     merge_attention_states,
     reshape_and_cache,
+    fused_rotary_reshape_and_cache,
     gather_blocks,
     copy_blocks,
 ]

@@ -20,15 +20,22 @@ namespace pagedkv::cuda {
 // Two float8 (the low 16 bits) as two fp16, exactly.
 template <class C>
 __device__ inline uint32_t widen_pair(uint32_t pair) {
-  uint32_t wide;
+  static_assert(std::is_same_v<C, __nv_fp8_e4m3> || std::is_same_v<C, __nv_fp8_e5m2>);
   const auto narrow = static_cast<uint16_t>(pair);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint32_t wide;
   if constexpr (std::is_same_v<C, __nv_fp8_e4m3>) {
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(narrow));
   } else {
-    static_assert(std::is_same_v<C, __nv_fp8_e5m2>);
     asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(narrow));
   }
   return wide;
+#else
+  // Older architectures have no instruction for it.
+  constexpr auto kFormat = std::is_same_v<C, __nv_fp8_e4m3> ? __NV_E4M3 : __NV_E5M2;
+  const __half2_raw wide = __nv_cvt_fp8x2_to_halfraw2(narrow, kFormat);
+  return static_cast<uint32_t>(wide.x) | static_cast<uint32_t>(wide.y) << 16;
+#endif
 }
 
 // head_dim index of a lane's first element (of two) of A register 0 or 2 of product k.

@@ -35,7 +35,8 @@ class TileLoader {
         table_(params.block_tables + part.seq * params.block_tables_stride),
         part_(part),
         first_(part.base_key) {
-    read_table();
+    // Padding of many query tokens has no key, and no entry in the table to read.
+    if (part.num_steps > 0) read_table();
   }
 
   // Copies the next tile and commits the group.

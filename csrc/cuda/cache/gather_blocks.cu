@@ -2,6 +2,7 @@
 //
 // Grid: one block for one row (token). Its sequence is found by binary search in seq_start_loc.
 // Must move T * 2 * G * D elements in and out. Instantiations: as reshape_and_cache, 18.
+#include "cuda/cache/cache_alignment.h"
 #include "cuda/device/launch.h"
 #include "cuda/device/numeric.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
@@ -82,16 +83,12 @@ void launch_gather_blocks(const GatherBlocksParams& params, StreamHandle stream)
     with_cache_type<T>(cache.type, [&]<class C>(std::type_identity<C>) {
       constexpr int kWide = kVecElements<T>;
       constexpr int64_t kElement = sizeof(T);
-      constexpr int64_t kStored = sizeof(C);
       const bool wide =
           cache.head_dim % kWide == 0 &&
           aligned_to(16, {params.key, params.value},
                      {params.key_stride_token * kElement, params.key_stride_head * kElement,
                       params.value_stride_token * kElement, params.value_stride_head * kElement}) &&
-          aligned_to(kWide * kStored, {cache.key, cache.value},
-                     {cache.key_stride_block * kStored, cache.key_stride_head * kStored,
-                      cache.key_stride_token * kStored, cache.value_stride_block * kStored,
-                      cache.value_stride_head * kStored, cache.value_stride_token * kStored});
+          cache_aligned_to(kWide, sizeof(C), cache);
       const int64_t vecs = cache.num_kv_heads * cache.head_dim / (wide ? kWide : 1);
       const auto threads =
           static_cast<unsigned>(std::min<int64_t>(kMaxThreads, ceil_div(vecs, 32) * 32));

@@ -18,9 +18,30 @@
 
 namespace pagedkv::cuda {
 
+// What a status means to a user, where CUDA's own words do not say what to do.
+inline std::string cuda_advice(cudaError_t status) {
+  if (status != cudaErrorNoKernelImageForDevice && status != cudaErrorInvalidDeviceFunction &&
+      status != cudaErrorUnsupportedPtxVersion) {
+    return "";
+  }
+  int device = 0;
+  cudaDeviceProp properties{};
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaGetDeviceProperties(&properties, device) != cudaSuccess) {
+    return "; this GPU is none of those that pagedkv was built for";
+  }
+  const std::string arch =
+      std::to_string(properties.major) + "." + std::to_string(properties.minor);
+  return std::string("; pagedkv was not built for this GPU (") + properties.name +
+         ", compute capability " + arch + "): build it with TORCH_CUDA_ARCH_LIST=" + arch +
+         (properties.major >= 9 ? "a" : "");
+}
+
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
-  throw std::runtime_error(std::string("pagedkv: ") + what + ": " + cudaGetErrorString(status));
+  cudaGetLastError();  // the exception tells it: the next call of anyone must not find it again
+  throw std::runtime_error(std::string("pagedkv: ") + what + ": " + cudaGetErrorString(status) +
+                           cuda_advice(status));
 }
 
 // After a <<<>>> launch: a bad configuration shows only here.
@@ -91,6 +112,8 @@ inline unsigned grid_size(int64_t blocks) {
   }
   return static_cast<unsigned>(blocks);
 }
+
+constexpr int64_t kMaxBlockDepth = 64;  // threads of a block along z
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -3,8 +3,8 @@
 // Grid: one block a row. The row stays in registers between the sum of squares and the product, so
 // memory is read and written once: 2 * hidden elements a row, 4 * hidden with the residual.
 // Instantiations: 3 types x {with, without residual} x {1, 4 vectors a thread, streamed} = 18.
-#include "cuda/device/launch.h"
 #include "cuda/device/numeric.cuh"
+#include "cuda/device/overlapped_launch.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
 
 namespace pagedkv::cuda {
@@ -34,41 +34,51 @@ struct NormRow {
   float epsilon;
 };
 
-// kItems vectors of kVec elements a thread, in registers.
+// kItems vectors of kVec elements a thread, in registers, as they are stored: 16-bit rows take half
+// the registers that way, and more blocks are resident. Weights are read while the row is on its
+// way; beside a residual there are no registers left for that, and no need.
 template <class T, int kVec, int kItems, bool kWithResidual>
 __device__ void norm_row_in_registers(const NormRow<T>& row) {
+  constexpr bool kEarlyWeights = !kWithResidual;
   __shared__ float scratch[32];
-  const int64_t vecs = row.hidden_size / kVec;
-  Vec<float, kVec> x[kItems];
+  const int vecs = static_cast<int>(row.hidden_size) / kVec;
+  Vec<T, kVec> x[kItems];
+  Vec<T, kVec> other[kItems];  // the residual, then the weights
+  const auto for_each_item = [&](const auto& body) {
+#pragma unroll
+    for (int item = 0; item < kItems; ++item) {
+      const int v = static_cast<int>(threadIdx.x) + item * static_cast<int>(blockDim.x);
+      if (v < vecs) body(item, static_cast<int64_t>(v) * kVec);
+    }
+  };
+  for_each_item([&](int item, int64_t at) { x[item] = load_vec<kVec>(row.input + at); });
+  const T* second = kWithResidual ? row.residual : row.weight;
+  for_each_item([&](int item, int64_t at) { other[item] = load_vec<kVec>(second + at); });
   float squares = 0.0f;
-#pragma unroll
-  for (int item = 0; item < kItems; ++item) {
-    const int64_t v = threadIdx.x + static_cast<int64_t>(item) * blockDim.x;
-    if (v >= vecs) continue;
-    x[item] = widen(load_vec<kVec>(row.input + v * kVec));
+  for_each_item([&](int item, int64_t at) {
+    Vec<float, kVec> wide = widen(x[item]);
     if constexpr (kWithResidual) {
-      const Vec<float, kVec> old = widen(load_vec<kVec>(row.residual + v * kVec));
+      const Vec<float, kVec> old = widen(other[item]);
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) x[item].data[i] += old.data[i];
+      for (int i = 0; i < kVec; ++i) wide.data[i] += old.data[i];
       // The norm is of the residual as it is stored.
-      const Vec<T, kVec> rounded = narrow<T>(x[item]);
-      store_vec<kVec>(row.residual + v * kVec, rounded);
-      x[item] = widen(rounded);
+      x[item] = narrow<T>(wide);
+      store_vec<kVec>(row.residual + at, x[item]);
+      wide = widen(x[item]);
     }
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) squares += x[item].data[i] * x[item].data[i];
-  }
+    for (int i = 0; i < kVec; ++i) squares += wide.data[i] * wide.data[i];
+  });
   const float mean = block_sum(squares, scratch) / static_cast<float>(row.hidden_size);
   const float factor = rsqrtf(mean + row.epsilon);
+  for_each_item([&](int item, int64_t at) {
+    if constexpr (!kEarlyWeights) other[item] = load_vec<kVec>(row.weight + at);
+    Vec<float, kVec> wide = widen(x[item]);
+    const Vec<float, kVec> weight = widen(other[item]);
 #pragma unroll
-  for (int item = 0; item < kItems; ++item) {
-    const int64_t v = threadIdx.x + static_cast<int64_t>(item) * blockDim.x;
-    if (v >= vecs) continue;
-    const Vec<float, kVec> weight = widen(load_vec<kVec>(row.weight + v * kVec));
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) x[item].data[i] *= factor * weight.data[i];
-    store_vec<kVec>(row.out + v * kVec, narrow<T>(x[item]));
-  }
+    for (int i = 0; i < kVec; ++i) wide.data[i] *= factor * weight.data[i];
+    store_vec<kVec>(row.out + at, narrow<T>(wide));
+  });
 }
 
 // Any size and alignment: the row is read twice.
@@ -115,6 +125,7 @@ __device__ void norm_row(const NormRow<T>& row, std::bool_constant<false>) {
 template <class T, int kItems>
 __global__ void __launch_bounds__(kMaxThreads)
     rms_norm_kernel(const __grid_constant__ RmsNormParams params) {
+  begin_overlapped_kernel();
   const int64_t token = blockIdx.x;
   norm_row<T, kItems>(
       NormRow<T>{.input = static_cast<const T*>(params.input) + token * params.input_stride_token,
@@ -129,6 +140,7 @@ __global__ void __launch_bounds__(kMaxThreads)
 template <class T, int kItems>
 __global__ void __launch_bounds__(kMaxThreads)
     fused_add_rms_norm_kernel(const __grid_constant__ FusedAddRmsNormParams params) {
+  begin_overlapped_kernel();
   const int64_t token = blockIdx.x;
   T* input = static_cast<T*>(params.input) + token * params.input_stride_token;
   norm_row<T, kItems>(NormRow<T>{.input = input,
@@ -166,11 +178,10 @@ void launch_rms_norm(const RmsNormParams& params, StreamHandle stream) {
         aligned_to(16, {params.out, params.input, params.weight},
                    {params.out_stride_token * kElement, params.input_stride_token * kElement});
     with_row_shape<T>(params.hidden_size, wide, [&](auto items, unsigned threads) {
-      rms_norm_kernel<T, items()>
-          <<<grid_size(params.num_tokens), threads, 0, static_cast<cudaStream_t>(stream)>>>(params);
+      launch_overlapped("rms_norm", rms_norm_kernel<T, items()>, grid_size(params.num_tokens),
+                        threads, static_cast<cudaStream_t>(stream), params);
     });
   });
-  check_launch("rms_norm");
 }
 
 void launch_fused_add_rms_norm(const FusedAddRmsNormParams& params, StreamHandle stream) {
@@ -182,11 +193,11 @@ void launch_fused_add_rms_norm(const FusedAddRmsNormParams& params, StreamHandle
         aligned_to(16, {params.input, params.residual, params.weight},
                    {params.input_stride_token * kElement, params.residual_stride_token * kElement});
     with_row_shape<T>(params.hidden_size, wide, [&](auto items, unsigned threads) {
-      fused_add_rms_norm_kernel<T, items()>
-          <<<grid_size(params.num_tokens), threads, 0, static_cast<cudaStream_t>(stream)>>>(params);
+      launch_overlapped("fused_add_rms_norm", fused_add_rms_norm_kernel<T, items()>,
+                        grid_size(params.num_tokens), threads, static_cast<cudaStream_t>(stream),
+                        params);
     });
   });
-  check_launch("fused_add_rms_norm");
 }
 
 }  // namespace pagedkv::cuda

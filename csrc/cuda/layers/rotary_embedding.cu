@@ -1,88 +1,112 @@
 // rotary_embedding: rotates the first rotary_dim elements of each query and key head in place.
 //
-// Grid: one block a token. A thread rotates kPairs pairs of one head: with NeoX pairing two
-// vectors, half a rotary_dim apart; with GPT-J pairing neighbours. Must move 2 * (H + G) *
-// rotary_dim elements. Instantiations: 3 types x {NeoX wide, NeoX single, GPT-J} = 9.
-#include "cuda/device/launch.h"
-#include "cuda/device/numeric.cuh"
+// Grid: one block a token. With NeoX pairing in aligned memory a thread owns the same two vectors,
+// half a rotary_dim apart, of several heads, and reads their cosines once; anything else goes
+// element by element. Must move 2 * T * (H + G) * rotary_dim elements.
+// Instantiations: 3 types x {vectors, elements} = 6.
+#include "cuda/device/overlapped_launch.cuh"
+#include "cuda/layers/rotation.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
 
 namespace pagedkv::cuda {
 namespace {
 
-constexpr int kMaxThreads = 256;
+using Params = RotaryEmbeddingParams;
 
-// (x, y) becomes (x c - y s, y c + x s).
-__device__ inline void rotate(float& x, float& y, float cosine, float sine) {
-  const float rotated = x * cosine - y * sine;
-  y = y * cosine + x * sine;
-  x = rotated;
+constexpr int kElementThreads = 128;
+
+// Heads [0, H) are queries, [H, H + G) keys.
+template <class T>
+__device__ T* head_row(const Params& params, int64_t token, int64_t head) {
+  if (head < params.num_heads) {
+    return static_cast<T*>(params.query) + token * params.query_stride_token +
+           head * params.query_stride_head;
+  }
+  return static_cast<T*>(params.key) + token * params.key_stride_token +
+         (head - params.num_heads) * params.key_stride_head;
 }
 
-template <class T, int kPairs, bool kNeox>
-__global__ void __launch_bounds__(kMaxThreads)
-    rotary_embedding_kernel(const __grid_constant__ RotaryEmbeddingParams params) {
+template <class T>
+__global__ void __launch_bounds__(kRotationThreads)
+    rotate_vectors_kernel(const __grid_constant__ Params params) {
+  constexpr int kVec = kVecElements<T>;
+  constexpr int kHeads = kRotationHeads;
+  begin_overlapped_kernel();
   const int64_t token = blockIdx.x;
-  const int64_t half = params.rotary_dim / 2;
-  const float* cosines = params.cos_sin_cache + params.positions[token] * params.cos_sin_stride;
-  const float* sines = cosines + half;
-  const auto head_items = static_cast<unsigned>(half / kPairs);
-  const auto items = static_cast<unsigned>(params.num_heads + params.num_kv_heads) * head_items;
-  for (unsigned item = threadIdx.x; item < items; item += blockDim.x) {
-    const int64_t head = item / head_items;
-    const int64_t pair = static_cast<int64_t>(item % head_items) * kPairs;
-    const bool is_query = head < params.num_heads;
-    T* row = is_query ? static_cast<T*>(params.query) + token * params.query_stride_token +
-                            head * params.query_stride_head
-                      : static_cast<T*>(params.key) + token * params.key_stride_token +
-                            (head - params.num_heads) * params.key_stride_head;
-    if constexpr (kNeox) {
-      Vec<float, kPairs> x = widen(load_vec<kPairs>(row + pair));
-      Vec<float, kPairs> y = widen(load_vec<kPairs>(row + half + pair));
+  const int64_t position = params.positions[token];
+  const int half = static_cast<int>(params.rotary_dim) / 2;
+  const int pair = static_cast<int>(threadIdx.x) * kVec;
+  const int end = static_cast<int>(params.num_heads + params.num_kv_heads);
+  const int step = static_cast<int>(blockDim.y);
+  for (int first = static_cast<int>(threadIdx.y); first < end; first += kHeads * step) {
+    Vec<T, kVec> x[kHeads];
+    Vec<T, kVec> y[kHeads];
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        rotate(x.data[i], y.data[i], cosines[pair + i], sines[pair + i]);
-      }
-      store_vec<kPairs>(row + pair, narrow<T>(x));
-      store_vec<kPairs>(row + half + pair, narrow<T>(y));
-    } else {
-      float x = to_float(row[2 * pair]);
-      float y = to_float(row[2 * pair + 1]);
-      rotate(x, y, cosines[pair], sines[pair]);
-      row[2 * pair] = from_float<T>(x);
-      row[2 * pair + 1] = from_float<T>(y);
+    for (int i = 0; i < kHeads; ++i) {
+      if (first + i * step >= end) continue;
+      const T* row = head_row<T>(params, token, first + i * step);
+      x[i] = load_vec<kVec>(row + pair);
+      y[i] = load_vec<kVec>(row + half + pair);
     }
+    // Behind the loads: they do not need the position.
+    const Angles<kVec> angles =
+        load_angles<kVec>(params.cos_sin_cache + position * params.cos_sin_stride, half, pair);
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) {
+      if (first + i * step >= end) continue;
+      T* row = head_row<T>(params, token, first + i * step);
+      rotate_halves(x[i], y[i], angles);
+      store_vec<kVec>(row + pair, x[i]);
+      store_vec<kVec>(row + half + pair, y[i]);
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kElementThreads)
+    rotate_elements_kernel(const __grid_constant__ Params params) {
+  begin_overlapped_kernel();
+  const int64_t token = blockIdx.x;
+  const float* cosines = params.cos_sin_cache + params.positions[token] * params.cos_sin_stride;
+  const int64_t half = params.rotary_dim / 2;
+  const int64_t pairs = (params.num_heads + params.num_kv_heads) * half;
+  for (int64_t item = threadIdx.x; item < pairs; item += blockDim.x) {
+    const int64_t pair = item % half;
+    T* row = head_row<T>(params, token, item / half);
+    T* first = row + (params.is_neox ? pair : 2 * pair);
+    T* second = row + (params.is_neox ? half + pair : 2 * pair + 1);
+    float x = to_float(*first);
+    float y = to_float(*second);
+    rotate(x, y, cosines[pair], cosines[half + pair]);
+    *first = from_float<T>(x);
+    *second = from_float<T>(y);
   }
 }
 
 }  // namespace
 
 void launch_rotary_embedding(const RotaryEmbeddingParams& params, StreamHandle stream) {
-  if (params.num_tokens == 0) return;
+  const int64_t heads = params.num_heads + params.num_kv_heads;
+  if (params.num_tokens == 0 || heads == 0) return;
   with_activation_type(params.type, [&]<class T>(std::type_identity<T>) {
-    constexpr int kWide = kVecElements<T>;
     constexpr int64_t kElement = sizeof(T);
     const int64_t half = params.rotary_dim / 2;
-    const bool wide =
-        params.is_neox && half % kWide == 0 &&
+    const bool vectors =
+        params.is_neox &&
+        rotation_fits_vectors<T>(half, params.cos_sin_cache, params.cos_sin_stride) &&
         aligned_to(16, {params.query, params.key},
                    {params.query_stride_token * kElement, params.query_stride_head * kElement,
                     params.key_stride_token * kElement, params.key_stride_head * kElement});
-    const int64_t items = (params.num_heads + params.num_kv_heads) * half / (wide ? kWide : 1);
-    if (items == 0) return;
-    const auto threads =
-        static_cast<unsigned>(std::min<int64_t>(kMaxThreads, ceil_div(items, 32) * 32));
     const unsigned blocks = grid_size(params.num_tokens);
     const auto at = static_cast<cudaStream_t>(stream);
-    if (wide) {
-      rotary_embedding_kernel<T, kWide, true><<<blocks, threads, 0, at>>>(params);
-    } else if (params.is_neox) {
-      rotary_embedding_kernel<T, 1, true><<<blocks, threads, 0, at>>>(params);
+    if (vectors) {
+      launch_overlapped("rotary_embedding", rotate_vectors_kernel<T>, blocks,
+                        rotation_block<T>(half, heads), at, params);
     } else {
-      rotary_embedding_kernel<T, 1, false><<<blocks, threads, 0, at>>>(params);
+      launch_overlapped("rotary_embedding", rotate_elements_kernel<T>, blocks, kElementThreads, at,
+                        params);
     }
   });
-  check_launch("rotary_embedding");
 }
 
 }  // namespace pagedkv::cuda

@@ -56,6 +56,23 @@ struct ReshapeAndCacheParams {
   int64_t value_stride_head;
 };
 
+// ReshapeAndCacheParams of keys that are rotated first (RotaryEmbeddingParams says how), and the
+// queries rotated in place. Keys are rounded to type before they go on, so that the result is that
+// of the two ops; key itself stays as it is. T' = T.
+struct FusedRotaryReshapeAndCacheParams {
+  ReshapeAndCacheParams write;
+  const int64_t* positions;    // int64 [T]
+  void* query;                 // [T, H, D] write.type
+  const float* cos_sin_cache;  // fp32 [max_position, rotary_dim]
+  bool is_neox;
+  int64_t num_heads;   // H
+  int64_t rotary_dim;  // even, <= D
+  int64_t max_position;
+  int64_t query_stride_token;
+  int64_t query_stride_head;
+  int64_t cos_sin_stride;  // elements between positions
+};
+
 // Row seq_start_loc[i] + j of key and value becomes token j of sequence i, real values
 // (stored * scale), for 0 <= j < seq_start_loc[i + 1] - seq_start_loc[i].
 struct GatherBlocksParams {

@@ -11,6 +11,8 @@
 namespace pagedkv::cpu {
 
 void launch_reshape_and_cache(const ReshapeAndCacheParams& params, const ThreadPool& pool);
+void launch_fused_rotary_reshape_and_cache(const FusedRotaryReshapeAndCacheParams& params,
+                                           const ThreadPool& pool);
 void launch_gather_blocks(const GatherBlocksParams& params, const ThreadPool& pool);
 void launch_copy_blocks(const CopyBlocksParams& params, const ThreadPool& pool);
 void launch_swap_blocks(const SwapBlocksParams& params, const ThreadPool& pool);

@@ -60,8 +60,16 @@ class Attention:
         """x [num_tokens, hidden_size] -> the same shape. Mutates kv_cache: this step's slots."""
         query, key, value = torch.split(self._qkv(x).view(self._shape), self._heads, 1)
         key_cache, value_cache = kv_cache
-        ops.rotary_embedding(positions, query, key, self._table)
-        ops.reshape_and_cache(key, value, key_cache, value_cache, attn_metadata.slot_mapping)
+        ops.fused_rotary_reshape_and_cache(
+            positions,
+            query,
+            key,
+            value,
+            self._table,
+            key_cache,
+            value_cache,
+            attn_metadata.slot_mapping,
+        )
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         ops.paged_attention(
             out,

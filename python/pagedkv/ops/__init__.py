@@ -23,6 +23,7 @@ from pagedkv.ops.attention import (  # noqa: E402
 )
 from pagedkv.ops.cache import (  # noqa: E402
     copy_blocks,
+    fused_rotary_reshape_and_cache,
     gather_blocks,
     reshape_and_cache,
     swap_blocks,
@@ -38,6 +39,7 @@ from pagedkv.ops.layers import (  # noqa: E402
 __all__ = [
     "copy_blocks",
     "fused_add_rms_norm",
+    "fused_rotary_reshape_and_cache",
     "gather_blocks",
     "gelu_and_mul",
     "merge_attention_states",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 _reshape_and_cache = torch.ops.pagedkv.reshape_and_cache.default
+_fused_rotary_reshape_and_cache = torch.ops.pagedkv.fused_rotary_reshape_and_cache.default
 _gather_blocks = torch.ops.pagedkv.gather_blocks.default
 _copy_blocks = torch.ops.pagedkv.copy_blocks.default
 _swap_blocks = torch.ops.pagedkv.swap_blocks.default
@@ -58,6 +59,78 @@ def reshape_and_cache(
     """
     _reshape_and_cache(
         key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale
+    )
+
+
+def fused_rotary_reshape_and_cache(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos_sin_cache: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    is_neox: bool = True,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Rotate queries in place and keys on their way into the cache, and write the values there.
+
+    `rotary_embedding` and then `reshape_and_cache`, bit for bit, in one pass over the query, key
+    and value: what an attention layer does before it attends. Only `key` differs: it stays as it
+    was. A token of a negative slot has its query rotated and writes nothing.
+
+    Args:
+        positions: [num_tokens] int64, each below max_position.
+        query: [num_tokens, num_heads, head_dim], fp32, bf16 or fp16.
+        key, value: [num_tokens, num_kv_heads, head_dim], `query`'s dtype.
+        cos_sin_cache: [max_position, rotary_dim] fp32: cosines, then sines; rotary_dim is even and
+            at most head_dim.
+        key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim], any strides with
+            a contiguous last dimension; `query`'s dtype, float8_e4m3fn or float8_e5m2.
+        slot_mapping: [num_tokens] int64, each slot at most once; a negative slot writes nothing.
+        is_neox: which elements are a pair, as in `rotary_embedding`.
+        k_scale, v_scale: [1] or [num_kv_heads] fp32, above 0; with an fp8 cache, and only then.
+
+    Returns:
+        Nothing.
+
+    Mutates:
+        query, key_cache, value_cache.
+
+    Raises:
+        RuntimeError: device, dtype, layout or shape not as above; on the CPU also a position
+            outside the table, a slot outside the cache or a scale that is not above 0, before
+            anything is written.
+
+    Example:
+        >>> table = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # position 1 turns by a right angle
+        >>> query, key = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[1.0, 0.0]]])
+        >>> key_cache, value_cache = torch.zeros(2, 1, 1, 2), torch.zeros(2, 1, 1, 2)
+        >>> fused_rotary_reshape_and_cache(
+        ...     torch.tensor([1]), query, key, key, table, key_cache, value_cache, torch.tensor([1])
+        ... )
+        >>> query.flatten(), key_cache[1].flatten(), value_cache[1].flatten()
+        (tensor([-4.,  3.]), tensor([0., 1.]), tensor([1., 0.]))
+
+    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021,
+    equation 34; Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+    PagedAttention", SOSP 2023, section 4.
+    """
+    _fused_rotary_reshape_and_cache(
+        positions,
+        query,
+        key,
+        value,
+        cos_sin_cache,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        is_neox,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
 
 

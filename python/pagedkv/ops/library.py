@@ -22,6 +22,7 @@ CUDA_BUILD_HINT = (
 # Every op that takes tensors. None of them returns anything: they write into their arguments.
 OPS = (
     "reshape_and_cache",
+    "fused_rotary_reshape_and_cache",
     "paged_attention",
     "merge_attention_states",
     "copy_blocks",

@@ -60,6 +60,28 @@ def reshape_and_cache(
             cache[slot // block_size, :, slot % block_size, :] = row
 
 
+def fused_rotary_reshape_and_cache(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos_sin_cache: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    is_neox: bool = True,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """See `pagedkv.ops.fused_rotary_reshape_and_cache`."""
+    rotated = key.clone()
+    rotary_embedding(positions, query, rotated, cos_sin_cache, is_neox)
+    reshape_and_cache(
+        rotated, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale
+    )
+
+
 def gather_blocks(
     key: Tensor,
     value: Tensor,

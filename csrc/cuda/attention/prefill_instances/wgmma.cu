@@ -3,10 +3,33 @@
 #include "cuda/attention/prefill_wgmma_launch.cuh"
 
 namespace pagedkv::cuda {
+namespace {
+
+// Has shared memory where its code was compiled for 9.0a, and none where it was compiled for
+// plain 9.0 or for another architecture; it is never launched.
+__global__ void wgmma_probe_kernel(int* out) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  __shared__ int present[32];
+  present[threadIdx.x % 32] = out[threadIdx.x];
+  __syncthreads();
+  out[threadIdx.x] = present[(threadIdx.x + 1) % 32];
+#endif
+}
+
+// Whether the code that this device runs has wgmma in it. A library built for 9.0 without the `a`
+// does without: its prefill kernels would hold nothing.
+bool has_wgmma_code() {
+  cudaFuncAttributes attributes{};
+  check_cuda(cudaFuncGetAttributes(&attributes, wgmma_probe_kernel), "paged_attention (prefill)");
+  return attributes.sharedSizeBytes > 0;
+}
+
+}  // namespace
 
 bool has_prefill_wgmma(const PagedAttentionParams& params) {
   return params.cache.head_dim <= 128 && params.cache.type == params.type &&
-         device_attribute(cudaDevAttrComputeCapabilityMajor, current_device()) == 9;
+         device_attribute(cudaDevAttrComputeCapabilityMajor, current_device()) == 9 &&
+         has_wgmma_code();
 }
 
 void launch_prefill_wgmma(const PagedAttentionParams& params, cudaStream_t stream) {

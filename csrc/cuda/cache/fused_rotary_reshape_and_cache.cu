@@ -1,0 +1,192 @@
+// fused_rotary_reshape_and_cache: rotates queries in place and keys on their way into the cache,
+// and writes the values there.
+//
+// Grid: one block a token. Where all of a head is rotated, halves against each other, in aligned
+// memory, a thread owns the same two vectors of several heads (queries, keys and values alike), so
+// that all of a token's loads are in flight and its cosines are read once; anything else goes
+// element by element. Must move T * (H + 2 G) * D elements in and out.
+// Instantiations: 3 activation types x 3 cache types x {vectors, elements} = 18.
+#include "cuda/cache/cache_alignment.h"
+#include "cuda/cache/cache_write.cuh"
+#include "cuda/device/overlapped_launch.cuh"
+#include "cuda/layers/rotation.cuh"
+#include "pagedkv/kernels/cuda_launchers.h"
+
+namespace pagedkv::cuda {
+namespace {
+
+using Params = FusedRotaryReshapeAndCacheParams;
+
+constexpr int kElementThreads = 128;
+
+// One token's rows and slots by head.
+template <class T, class C>
+struct TokenRows {
+  const Params& params;
+  int64_t token;
+  SlotOffsets slot;
+
+  __device__ T* query(int64_t head) const {
+    return static_cast<T*>(params.query) + token * params.query_stride_token +
+           head * params.query_stride_head;
+  }
+  __device__ const T* key(int64_t head) const {
+    return static_cast<const T*>(params.write.key) + token * params.write.key_stride_token +
+           head * params.write.key_stride_head;
+  }
+  __device__ const T* value(int64_t head) const {
+    return static_cast<const T*>(params.write.value) + token * params.write.value_stride_token +
+           head * params.write.value_stride_head;
+  }
+  __device__ C* key_slot(int64_t head) const {
+    return static_cast<C*>(params.write.cache.key) + slot.key +
+           head * params.write.cache.key_stride_head;
+  }
+  __device__ C* value_slot(int64_t head) const {
+    return static_cast<C*>(params.write.cache.value) + slot.value +
+           head * params.write.cache.value_stride_head;
+  }
+  __device__ HeadStore<T, C> key_store(int64_t head) const {
+    return {params.write.cache.k_scale, params.write.cache.k_scale_stride, head};
+  }
+  __device__ HeadStore<T, C> value_store(int64_t head) const {
+    return {params.write.cache.v_scale, params.write.cache.v_scale_stride, head};
+  }
+};
+
+template <class T, class C>
+__global__ void __launch_bounds__(kRotationThreads)
+    rotate_and_cache_vectors_kernel(const __grid_constant__ Params params) {
+  constexpr int kVec = kVecElements<T>;
+  constexpr int kHeads = kRotationHeads;
+  begin_overlapped_kernel();
+  const int64_t token = blockIdx.x;
+  const int64_t position = params.positions[token];
+  const int64_t slot = params.write.slot_mapping[token];
+  const int half = static_cast<int>(params.rotary_dim) / 2;
+  const int pair = static_cast<int>(threadIdx.x) * kVec;
+  // Heads [0, first_key) are queries, [first_key, first_value) keys, [first_value, end) values.
+  const auto first_key = static_cast<int>(params.num_heads);
+  const int first_value = first_key + static_cast<int>(params.write.cache.num_kv_heads);
+  const int end = first_value + static_cast<int>(params.write.cache.num_kv_heads);
+  const int step = static_cast<int>(blockDim.y);
+  TokenRows<T, C> rows{params, token, {}};
+  for (int first = static_cast<int>(threadIdx.y); first < end; first += kHeads * step) {
+    Vec<T, kVec> x[kHeads];
+    Vec<T, kVec> y[kHeads];
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) {
+      const int head = first + i * step;
+      if (head >= end) continue;
+      const T* from = head < first_key     ? rows.query(head)
+                      : head < first_value ? rows.key(head - first_key)
+                                           : rows.value(head - first_value);
+      x[i] = load_vec<kVec>(from + pair);
+      y[i] = load_vec<kVec>(from + half + pair);
+    }
+    // Behind the loads: they need neither the position nor the slot.
+    const Angles<kVec> angles =
+        load_angles<kVec>(params.cos_sin_cache + position * params.cos_sin_stride, half, pair);
+    rows.slot = slot_offsets(params.write.cache, slot);
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) {
+      const int head = first + i * step;
+      if (head >= end) continue;
+      if (head < first_value) rotate_halves(x[i], y[i], angles);
+      if (head < first_key) {
+        T* query = rows.query(head);
+        store_vec<kVec>(query + pair, x[i]);
+        store_vec<kVec>(query + half + pair, y[i]);
+      } else if (rows.slot.written) {
+        const bool is_key = head < first_value;
+        const int kv_head = head - (is_key ? first_key : first_value);
+        const HeadStore<T, C> store = is_key ? rows.key_store(kv_head) : rows.value_store(kv_head);
+        C* to = is_key ? rows.key_slot(kv_head) : rows.value_slot(kv_head);
+        store.store(to + pair, x[i]);
+        store.store(to + half + pair, y[i]);
+      }
+    }
+  }
+}
+
+template <class T, class C>
+__global__ void __launch_bounds__(kElementThreads)
+    rotate_and_cache_elements_kernel(const __grid_constant__ Params params) {
+  begin_overlapped_kernel();
+  const KvCache& cache = params.write.cache;
+  const int64_t token = blockIdx.x;
+  const TokenRows<T, C> rows{params, token, slot_offsets(cache, params.write.slot_mapping[token])};
+  const float* cosines = params.cos_sin_cache + params.positions[token] * params.cos_sin_stride;
+  const int64_t half = params.rotary_dim / 2;
+  const int64_t heads = params.num_heads + (rows.slot.written ? cache.num_kv_heads : 0);
+  for (int64_t item = threadIdx.x; item < heads * half; item += blockDim.x) {
+    const int64_t head = item / half;
+    const int64_t pair = item % half;
+    const int64_t first = params.is_neox ? pair : 2 * pair;
+    const int64_t second = params.is_neox ? half + pair : 2 * pair + 1;
+    const bool is_query = head < params.num_heads;
+    const T* from = is_query ? rows.query(head) : rows.key(head - params.num_heads);
+    float x = to_float(from[first]);
+    float y = to_float(from[second]);
+    rotate(x, y, cosines[pair], cosines[half + pair]);
+    if (is_query) {
+      T* query = rows.query(head);
+      query[first] = from_float<T>(x);
+      query[second] = from_float<T>(y);
+    } else {
+      const int64_t kv_head = head - params.num_heads;
+      const HeadStore<T, C> store = rows.key_store(kv_head);
+      store.store(rows.key_slot(kv_head) + first, Vec<T, 1>{{from_float<T>(x)}});
+      store.store(rows.key_slot(kv_head) + second, Vec<T, 1>{{from_float<T>(y)}});
+    }
+  }
+  if (!rows.slot.written) return;
+  const int64_t rest = cache.head_dim - params.rotary_dim;
+  for (int64_t item = threadIdx.x; item < cache.num_kv_heads * rest; item += blockDim.x) {
+    const int64_t head = item / rest;
+    const int64_t d = params.rotary_dim + item % rest;
+    rows.key_store(head).store(rows.key_slot(head) + d, load_vec<1>(rows.key(head) + d));
+  }
+  for (int64_t item = threadIdx.x; item < cache.num_kv_heads * cache.head_dim; item += blockDim.x) {
+    const int64_t head = item / cache.head_dim;
+    const int64_t d = item % cache.head_dim;
+    rows.value_store(head).store(rows.value_slot(head) + d, load_vec<1>(rows.value(head) + d));
+  }
+}
+
+template <class T, class C>
+bool vectors_fit(const Params& params) {
+  constexpr int64_t kElement = sizeof(T);
+  const ReshapeAndCacheParams& write = params.write;
+  return params.is_neox && params.rotary_dim == write.cache.head_dim &&
+         rotation_fits_vectors<T>(params.rotary_dim / 2, params.cos_sin_cache,
+                                  params.cos_sin_stride) &&
+         cache_aligned_to(kVecElements<T>, sizeof(C), write.cache) &&
+         aligned_to(16, {params.query, write.key, write.value},
+                    {params.query_stride_token * kElement, params.query_stride_head * kElement,
+                     write.key_stride_token * kElement, write.key_stride_head * kElement,
+                     write.value_stride_token * kElement, write.value_stride_head * kElement});
+}
+
+}  // namespace
+
+void launch_fused_rotary_reshape_and_cache(const FusedRotaryReshapeAndCacheParams& params,
+                                           StreamHandle stream) {
+  if (params.write.num_tokens == 0) return;
+  with_activation_type(params.write.type, [&]<class T>(std::type_identity<T>) {
+    with_cache_type<T>(params.write.cache.type, [&]<class C>(std::type_identity<C>) {
+      const unsigned blocks = grid_size(params.write.num_tokens);
+      const auto at = static_cast<cudaStream_t>(stream);
+      if (vectors_fit<T, C>(params)) {
+        const int64_t heads = params.num_heads + 2 * params.write.cache.num_kv_heads;
+        launch_overlapped("fused_rotary_reshape_and_cache", rotate_and_cache_vectors_kernel<T, C>,
+                          blocks, rotation_block<T>(params.rotary_dim / 2, heads), at, params);
+      } else {
+        launch_overlapped("fused_rotary_reshape_and_cache", rotate_and_cache_elements_kernel<T, C>,
+                          blocks, kElementThreads, at, params);
+      }
+    });
+  });
+}
+
+}  // namespace pagedkv::cuda

@@ -1,0 +1,311 @@
+"""Faults that cache kernels and small layers have had elsewhere, each as the behaviour that is
+right."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from operands import DTYPES, FLOAT8, assert_same
+from torch import Tensor
+
+from pagedkv import ops
+from pagedkv.ops import reference
+
+E4M3 = torch.float8_e4m3fn
+
+
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full(shape, math.nan, device=device).to(dtype)
+
+
+def scales_for(dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    if dtype not in FLOAT8:
+        return {}
+    return {
+        name: torch.tensor([s], device=device) for name, s in (("k_scale", 0.3), ("v_scale", 2.0))
+    }
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, E4M3])
+def test_blocks_beyond_2_31_elements_are_written_and_read(cache_dtype, device) -> None:
+    tokens, heads, block_size, dim = 40, 8, 16, 128
+    blocks = 2**31 // (heads * block_size * dim) + 9
+    caches = [
+        torch.empty(blocks, heads, block_size, dim, dtype=cache_dtype, device=device)
+        for _ in range(2)
+    ]
+    small = [cache[:3].clone() for cache in caches]
+    key, value = torch.randn(2, tokens, heads, dim, device=device).bfloat16()
+    scales = scales_for(cache_dtype, device)
+    low = torch.randperm(3 * block_size, device=device)[:tokens]
+    top = (blocks - 3) * block_size
+    ops.reshape_and_cache(key, value, *small, low, **scales)
+    ops.reshape_and_cache(key, value, *caches, low + top, **scales)
+    written = torch.zeros(3 * block_size, dtype=torch.bool, device=device)
+    written[low] = True
+    for big, want in zip(caches, small, strict=True):
+        got = big[-3:].transpose(1, 2).flatten(0, 1)[written]
+        assert_same(got, want.transpose(1, 2).flatten(0, 1)[written])
+    table = torch.tensor([[blocks - 1, blocks - 3, blocks - 2]], dtype=torch.int32, device=device)
+    starts = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    outs = [torch.empty(2, tokens, heads, dim, dtype=torch.bfloat16, device=device) for _ in "12"]
+    ops.gather_blocks(*outs[0], *caches, table, starts, **scales)
+    ops.gather_blocks(*outs[1], *(c[-3:] for c in caches), table - (blocks - 3), starts, **scales)
+    assert_same(outs[0], outs[1])
+
+
+def test_blocks_beyond_2_31_elements_are_copied_in_all_layers(device) -> None:
+    blocks = 2**31 // (8 * 16 * 128) // 2
+    pool = torch.zeros(2, 2, blocks, 8, 16, 128, dtype=E4M3, device=device)
+    content = torch.randn(2, 2, 8, 16, 128, device=device).to(E4M3)
+    pool[:, :, 0] = content
+    ops.copy_blocks(pool, torch.tensor([[0, blocks - 1]]))
+    assert_same(pool[:, :, -1], content)
+    assert (pool[:, :, -2].view(torch.uint8) == 0).all()
+
+
+@pytest.mark.parametrize("cache_dtype", [None, *FLOAT8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_negative_slot_leaves_every_slot_alone(dtype, cache_dtype, device) -> None:
+    stored = cache_dtype or dtype
+    shape = (4, 2, 8, 64)
+    caches = [torch.randn(shape, device=device).to(stored) for _ in range(2)]
+    before = [cache.clone() for cache in caches]
+    query, key, value = torch.randn(3, 5, 2, 64, device=device).to(dtype)
+    slots = torch.tensor([-1, -2, -(2**40), -1, -1], device=device)
+    scales = scales_for(stored, device)
+    ops.reshape_and_cache(key, value, *caches, slots, **scales)
+    positions, table = torch.arange(5, device=device), torch.rand(5, 64, device=device)
+    for is_neox in (True, False):
+        ops.fused_rotary_reshape_and_cache(
+            positions, query, key, value, table, *caches, slots, is_neox, **scales
+        )
+    for cache, old in zip(caches, before, strict=True):
+        assert_same(cache, old)
+
+
+def test_rows_behind_the_slot_mapping_are_padding(device) -> None:
+    caches = [poisoned((4, 2, 8, 64), torch.bfloat16, device) for _ in range(2)]
+    key, value = torch.randn(2, 9, 2, 64, device=device).bfloat16()
+    slots = torch.tensor([31, 0, 17], device=device)
+    wants = [cache.clone() for cache in caches]
+    reference.reshape_and_cache(key, value, *wants, slots)
+    ops.reshape_and_cache(key, value, *caches, slots)
+    for cache, want in zip(caches, wants, strict=True):
+        assert_same(cache, want)
+
+
+@pytest.mark.parametrize("float8", FLOAT8)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_number_is_quantised_as_the_oracle_does_by_any_scale(
+    dtype, float8, device
+) -> None:
+    # The kernel refines a product with the reciprocal; it must be the exact quotient, rounded.
+    # Ties, denormals, infinities and NaN among the numbers, extremes among the scales.
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32, device=device).to(torch.int16)
+    key = every.view(dtype).view(1024, 1, 64)
+    mantissas = 1 + torch.rand(12)
+    scales = [0.01, 8.0, 1.0, 3.0, 0.1, 1e-30, 1e30, 1e-38, 1e-42, 3e38, 2.0**-60, 2.0**60]
+    scales += [m.item() * 2.0**e for m, e in zip(mantissas, range(-66, 66, 11), strict=True)]
+    slots = torch.arange(1024, device=device)
+    for number in scales:
+        caches = [poisoned((64, 1, 16, 64), float8, device) for _ in range(2)]
+        scale = torch.tensor([number], device=device)
+        ops.reshape_and_cache(key, key, *caches, slots, k_scale=scale, v_scale=scale)
+        want = reference.quantize(key, scale, float8)
+        for cache in caches:
+            assert_same(cache.view(1024, 1, 64), want, f"scale {number}")
+
+
+@pytest.mark.parametrize("float8", FLOAT8)
+def test_what_is_too_large_for_a_float8_saturates(float8, device) -> None:
+    key = torch.tensor([1e4, -1e4, 3e38, -3e38, math.inf, -math.inf], device=device)
+    key = key.bfloat16().repeat_interleave(64).view(6, 1, 64)
+    caches = [poisoned((1, 1, 8, 64), float8, device) for _ in range(2)]
+    for number in (0.01, 0.1):
+        scale = torch.tensor([number], device=device)
+        ops.reshape_and_cache(
+            key, key, *caches, torch.arange(6, device=device), k_scale=scale, v_scale=scale
+        )
+        largest = torch.finfo(float8).max
+        stored = caches[0][0, 0, :6].float()
+        if float8 == E4M3 or number == 0.01:
+            assert (stored.abs() == largest).all()
+        assert torch.isfinite(stored).all()
+
+
+@pytest.mark.parametrize("hidden", [3584, 4104, 8192, 896, 4, 5])
+def test_norms_of_any_hidden_size_are_right(hidden, device) -> None:
+    for dtype in DTYPES:
+        x, weight = torch.randn(3, hidden, device=device).to(dtype), torch.rand(hidden).to(dtype)
+        weight = weight.to(device)
+        out, want = torch.empty_like(x), torch.empty(3, hidden, device=device)
+        ops.rms_norm(out, x, weight, 1e-5)
+        reference.rms_norm(want, x, weight, 1e-5)
+        limit = 2 * torch.finfo(dtype).eps
+        torch.testing.assert_close(out.float(), want, atol=2e-6, rtol=limit)
+        in_place = x.clone()
+        ops.rms_norm(in_place, in_place, weight, 1e-5)
+        assert_same(in_place, out)
+
+
+def layouts(tensor: Tensor) -> dict[str, Tensor]:
+    """The same values in other memory: part of wider rows, heads outside, an odd start."""
+    tokens, heads, dim = tensor.shape
+    wide = torch.full((tokens, heads + 3, dim + 8), math.nan, dtype=tensor.dtype).to(tensor.device)
+    made = {"sliced": wide[:, 1:-2, :dim]}
+    made["transposed"] = torch.empty_like(tensor.transpose(0, 1).contiguous()).transpose(0, 1)
+    made["offset"] = torch.empty(tensor.numel() + 1, dtype=tensor.dtype).to(tensor.device)[1:]
+    made["offset"] = made["offset"].view(tensor.shape)
+    for view in made.values():
+        view.copy_(tensor)
+    return made
+
+
+@pytest.mark.parametrize("layout", ["sliced", "transposed", "offset"])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, E4M3])
+def test_strides_of_new_keys_and_of_the_cache_are_honoured(cache_dtype, layout, device) -> None:
+    key, value = torch.randn(2, 20, 4, 64, device=device).bfloat16()
+    scales, slots = scales_for(cache_dtype, device), torch.randperm(64, device=device)[:20]
+    want = [poisoned((4, 4, 16, 64), cache_dtype, device) for _ in range(2)]
+    ops.reshape_and_cache(key, value, *want, slots, **scales)
+    # Heads and tokens of a block the other way round in memory, and a gap behind each block.
+    gap = [poisoned((4, 17, 4, 64), cache_dtype, device)[:, :16].transpose(1, 2) for _ in "12"]
+    moved = layouts(key)[layout], layouts(value)[layout]
+    ops.reshape_and_cache(*moved, *gap, slots, **scales)
+    for got, expected in zip(gap, want, strict=True):
+        assert_same(got.contiguous(), expected)
+    starts = torch.tensor([0, 20], dtype=torch.int32, device=device)
+    table = torch.tensor([[2, 0]], dtype=torch.int32, device=device)
+    plain = [torch.empty_like(key) for _ in range(2)]
+    ops.gather_blocks(*plain, *want, table, starts, **scales)
+    strided = [layouts(torch.zeros_like(key))[layout] for _ in range(2)]
+    ops.gather_blocks(*strided, *gap, table, starts, **scales)
+    for got, expected in zip(strided, plain, strict=True):
+        assert_same(got.contiguous(), expected)
+
+
+def test_positions_do_not_begin_at_zero_after_a_prefix_hit(device) -> None:
+    # The second half of a prompt, alone, is rotated as it was with the first one before it.
+    query, key = torch.randn(40, 4, 64, device=device), torch.randn(40, 2, 64, device=device)
+    table = torch.rand(64, 64, device=device)
+    positions = torch.arange(40, device=device)
+    whole = query.clone(), key.clone()
+    ops.rotary_embedding(positions, *whole, table)
+    tail = query[24:].clone(), key[24:].clone()
+    ops.rotary_embedding(positions[24:], *tail, table)
+    assert_same(tail[0], whole[0][24:])
+    assert_same(tail[1], whole[1][24:])
+
+
+@pytest.mark.parametrize("block_size", [16, 256])
+def test_swaps_copies_and_attention_on_streams_of_their_own_follow_their_events(
+    block_size, device
+) -> None:
+    # Out to pinned memory, back into other blocks, one more copy, attention: each on a stream of
+    # its own behind the event of the one before, with delays that show a missing wait.
+    heads, dim, blocks = 2, 64, 6
+    pool = torch.randn(2, 2, blocks, heads, block_size, dim, device=device).bfloat16()
+    pinned = torch.zeros(2, 2, 3, heads, block_size, dim).bfloat16().pin_memory()
+    query = torch.randn(2, 4, dim, device=device).bfloat16()
+    lengths = torch.tensor([block_size + 5, 2 * block_size], dtype=torch.int32, device=device)
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32, device=device)
+
+    def attend(tables: list[list[int]]) -> Tensor:
+        out = torch.full_like(query, math.nan)
+        ops.paged_attention(
+            out,
+            None,
+            query,
+            *pool[1],
+            torch.tensor(tables, dtype=torch.int32).to(device),
+            lengths,
+            starts,
+            max_query_len=1,
+            scale=0.1,
+        )
+        return out
+
+    want = attend([[0, 1], [2, 0]])
+    # Allocated before: no allocation waits for a device while the streams run.
+    attend([[4, 5], [3, 4]])
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    done = torch.cuda.current_stream().record_event()
+    out = None
+    for number, stream in enumerate(streams):
+        with torch.cuda.stream(stream):
+            stream.wait_event(done)
+            torch.cuda._sleep(20_000_000)
+            if number == 0:
+                ops.swap_blocks(pool, pinned, torch.tensor([[0, 2], [1, 0], [2, 1]]))
+                pool[:, :, :3].fill_(math.nan)
+            elif number == 1:
+                ops.swap_blocks(pinned, pool, torch.tensor([[2, 4], [0, 5], [1, 1]]))
+            elif number == 2:
+                ops.copy_blocks(pool, torch.tensor([[1, 3]]))
+            else:
+                out = attend([[4, 5], [3, 4]])
+            done = stream.record_event()
+    torch.cuda.synchronize()
+    assert out is not None
+    assert_same(out, want)
+
+
+def test_a_swap_leaves_the_host_free(device) -> None:
+    # Behind a delay on the device the call returns before the copy has run.
+    pool = torch.ones(1, 2, 4, 2, 256, 128, device=device).bfloat16()
+    pinned = torch.zeros_like(pool, device="cpu").pin_memory()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    ops.swap_blocks(pool, pinned, torch.tensor([[0, 0]]))  # loads the kernel
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        ops.swap_blocks(pool, pinned, torch.tensor([[1, 1]]))
+        ended = stream.record_event()
+    assert not ended.query()
+    ended.synchronize()
+    assert (pinned[:, :, 1] == 1).all()
+
+
+AFTER_A_FAULT = """
+import torch
+from pagedkv import ops
+x = torch.ones(4, 64, device="cuda")
+pool = torch.zeros(1, 2, 2, 1, 16, 64, device="cuda")
+pinned = torch.zeros(1, 2, 2, 1, 16, 64).pin_memory()
+out, weight = torch.ones(4, 32, device="cuda"), torch.ones(64, device="cuda")
+far = torch.tensor([2**50], device="cuda")  # on a GPU a slot is the caller's promise
+ops.reshape_and_cache(x[:1].view(1, 1, 64), x[:1].view(1, 1, 64), pool[0, 0], pool[0, 1], far)
+try:
+    torch.cuda.synchronize()
+except RuntimeError:
+    print("the device has failed")
+for name, call in {
+    "rms_norm": lambda: ops.rms_norm(x, x, weight, 1e-5),
+    "silu_and_mul": lambda: ops.silu_and_mul(out, x),
+    "copy_blocks": lambda: ops.copy_blocks(pool, torch.tensor([[0, 1]])),
+    "swap_blocks": lambda: ops.swap_blocks(pool, pinned, torch.tensor([[0, 1]])),
+}.items():
+    try:
+        call()
+        print(name, "returned")
+    except RuntimeError as error:
+        print(name, "raised:", error)
+"""
+
+
+def test_failed_cuda_calls_raise(device) -> None:
+    # In a process of its own: a device that has failed stays so.
+    run = subprocess.run(
+        [sys.executable, "-c", AFTER_A_FAULT], capture_output=True, text=True, check=False
+    )
+    assert "the device has failed" in run.stdout, run.stdout + run.stderr
+    assert "returned" not in run.stdout, run.stdout
+    assert len(re.findall(r"raised: .*illegal memory access", run.stdout)) == 4, run.stdout
