@@ -69,12 +69,41 @@ def num_cpu_blocks_for(config: CacheConfig, shape: CacheShape) -> int:
     return num_blocks
 
 
+def empty_pool(
+    shape: CacheShape,
+    num_blocks: int,
+    block_size: int,
+    *,
+    block_major: bool,
+    device: torch.device | str,
+    pin_memory: bool = False,
+) -> torch.Tensor:
+    """A pool [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim], not initialised.
+
+    block_major: in memory all layers of a block lie together, otherwise all blocks of a layer. To
+    every operator that is only strides.
+    """
+    inner = (shape.num_kv_heads, block_size, shape.head_dim)
+    outer = (shape.num_layers, 2, num_blocks)
+    if block_major:
+        outer = (num_blocks, shape.num_layers, 2)
+    pool = torch.empty(*outer, *inner, dtype=shape.dtype, device=device, pin_memory=pin_memory)
+    return pool.permute(1, 2, 0, 3, 4, 5) if block_major else pool
+
+
 class KVCache:
-    """kv_cache [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim] and its views.
+    """kv_cache [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim] and its views, on
+    torch's default device.
 
     Not initialised: a slot that was never written holds anything, NaN included, and attention
     never lets it through. cpu_tensor has the same shape but num_cpu_blocks blocks, pinned where
     the cache is on a GPU: swapped-out blocks.
+
+    On a GPU both are block-major: a block over all layers is one run of memory, which the copy
+    engines move at the link's rate beside the model's kernels, while runs of one layer are so short
+    that a kernel has to move them, at their expense; decodes are as fast either way
+    (benchmarks/results, cache-layout). On a CPU both are layer-major: there is no link, and a
+    layer's keys share pages.
 
     Raises:
         ValueError: they do not fit in memory; it names the option that sized them.
@@ -85,12 +114,20 @@ class KVCache:
     ) -> None:
         self.num_cpu_blocks = num_cpu_blocks
         self.bytes_per_block = shape.bytes_per_token * block_size
+        home = torch.get_default_device()
+        on_gpu = home.type == "cuda"
 
-        def empty(num_blocks: int, options: str, *, pin_memory: bool = False) -> torch.Tensor:
-            sizes = (num_blocks, shape.num_kv_heads, block_size, shape.head_dim)
+        def empty(
+            num_blocks: int, options: str, device: torch.device | str, pin_memory: bool
+        ) -> torch.Tensor:
             try:
-                return torch.empty(
-                    shape.num_layers, 2, *sizes, dtype=shape.dtype, pin_memory=pin_memory
+                return empty_pool(
+                    shape,
+                    num_blocks,
+                    block_size,
+                    block_major=on_gpu,
+                    device=device,
+                    pin_memory=pin_memory,
                 )
             except RuntimeError as error:
                 raise ValueError(
@@ -98,8 +135,10 @@ class KVCache:
                     f"lower {options}"
                 ) from error
 
-        self.tensor = empty(num_blocks, "num_gpu_blocks_override or kv_cache_memory_bytes")
-        self.cpu_tensor = empty(num_cpu_blocks, "swap_space", pin_memory=self.tensor.is_cuda)
+        self.tensor = empty(
+            num_blocks, "num_gpu_blocks_override or kv_cache_memory_bytes", home, False
+        )
+        self.cpu_tensor = empty(num_cpu_blocks, "swap_space", "cpu", on_gpu)
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = [
             (layer[0], layer[1]) for layer in self.tensor
         ]

@@ -9,11 +9,12 @@ import pytest
 import torch
 from fake_model import FakeModel
 
+from pagedkv import ops
 from pagedkv.block_manager import BlockManager
 from pagedkv.config import CacheConfig, SchedulerConfig
 from pagedkv.engine.input_builder import InputBuilder
 from pagedkv.engine.model_runner import ModelRunner
-from pagedkv.kv_cache import CacheShape, KVCache, num_blocks_for
+from pagedkv.kv_cache import CacheShape, KVCache, empty_pool, num_blocks_for
 from pagedkv.records import ScheduledStep
 
 SHAPE = CacheShape(num_layers=3, num_kv_heads=2, head_dim=8, dtype=torch.float16)
@@ -44,6 +45,50 @@ def test_the_layers_are_views_of_the_one_allocation() -> None:
         assert key_cache.data_ptr() == cache.tensor[layer, 0].data_ptr()
         assert value_cache.data_ptr() == cache.tensor[layer, 1].data_ptr()
         assert key_cache.shape == value_cache.shape == (5, 2, 4, 8)
+
+
+def test_a_pool_is_one_run_of_memory_by_blocks_or_by_layers() -> None:
+    by_block = empty_pool(SHAPE, 5, 4, block_major=True, device="cpu")
+    by_layer = empty_pool(SHAPE, 5, 4, block_major=False, device="cpu")
+    assert by_block.shape == by_layer.shape == (3, 2, 5, 2, 4, 8)
+    assert all(by_block[:, :, block].is_contiguous() for block in range(5))
+    assert not by_block[0].is_contiguous()
+    assert all(layer.is_contiguous() for layer in by_layer)
+    assert not by_layer[:, :, 0].is_contiguous()
+    # On a CPU the cache and what is swapped out are by layers.
+    cache = KVCache(SHAPE, 5, 4, num_cpu_blocks=3)
+    assert cache.tensor.is_contiguous()
+    assert cache.cpu_tensor.is_contiguous()
+
+
+def test_the_order_of_a_pool_in_memory_changes_no_result() -> None:
+    torch.manual_seed(0)
+    results = []
+    for block_major in (False, True):
+        torch.manual_seed(0)
+        pool = empty_pool(SHAPE, 5, 4, block_major=block_major, device="cpu")
+        pool.copy_(torch.randn(pool.shape))
+        out_of_it = empty_pool(SHAPE, 2, 4, block_major=block_major, device="cpu")
+        out_of_it.zero_()
+        ops.copy_blocks(pool, torch.tensor([[4, 0], [1, 3]]))
+        ops.swap_blocks(pool, out_of_it, torch.tensor([[3, 1], [2, 0]]))
+        key, value = torch.randn(2, 1, 2, 8).half()
+        ops.reshape_and_cache(key, value, *pool[2], torch.tensor([13]))
+        out = torch.empty(1, 4, 8).half()
+        ops.paged_attention(
+            out,
+            None,
+            torch.randn(1, 4, 8).half(),
+            *pool[2],
+            torch.tensor([[0, 3]], dtype=torch.int32),
+            torch.tensor([6], dtype=torch.int32),
+            torch.tensor([0, 1], dtype=torch.int32),
+            max_query_len=1,
+            scale=0.5,
+        )
+        results.append((pool.contiguous(), out_of_it.contiguous(), out))
+    for by_layer, by_block in zip(*results, strict=True):
+        assert torch.equal(by_layer, by_block)
 
 
 def test_copy_on_write_pairs_run_before_the_step_writes() -> None:
