@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pagedkv.replay.recording import Abort, Arrival, Fork, Step
 from pagedkv.replay.scripts import Scripts
 from pagedkv.replay.step_times import FitError, StepTimes
 from pagedkv.sampling_params import SamplingParams
+from pagedkv.scheduler import Rates
 
 LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 
@@ -133,6 +135,25 @@ def test_time_passes_as_modelled_and_waits_for_the_next_arrival(
     steps = list(drive_of(run.recording(), times(1.0, 0.1)).steps())
     assert [step.start_s for step in steps] == pytest.approx([0.25, 2.25, 3.35, 9.0, 11.0, 12.1])
     assert [step.end_s for step in steps][2::3] == pytest.approx([4.45, 13.2])
+
+
+def test_swapping_is_weighed_by_the_rates_of_that_time(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    run = RecordedRun(tokenizer_folder, tmp_path / "run.jsonl")
+    run.engine.add_request("a", "x" * 10, SamplingParams(max_tokens=3, ignore_eos=True))
+    recording = run.recording()
+    steps = [
+        dataclasses.replace(step, start_s=10.0 * k, rates=Rates(prefill_tokens_per_s=k + 1.0))
+        for k, step in enumerate(recording.steps)
+    ]
+    source = AsModelled(dataclasses.replace(recording, steps=steps), times(), has_priorities=False)
+    assert [source.rates(at_s).prefill_tokens_per_s for at_s in (0.0, 9.9, 10.0, 99.0)] == [
+        *(1.0, 1.0),
+        *(2.0, 3.0),
+    ]
+    nothing = AsModelled(dataclasses.replace(recording, steps=[]), times(), has_priorities=False)
+    assert nothing.rates(5.0) == Rates()
 
 
 def aborted_after(folder: Path, path: Path, num_steps: int) -> Recording:

@@ -26,7 +26,8 @@ _TICK_S = 1e-6  # recorded times are rounded
 class AsModelled:
     """For any settings. Arrivals, aborts and resets happen at their recorded times; a fork happens
     when its parent has as many tokens as it had; an aborted sequence ends at the latest when it has
-    all the tokens that were recorded of it. Priorities count only under "priority".
+    all the tokens that were recorded of it. Priorities count only under "priority". The rates that
+    swapping is weighed by are those that had been measured by that time.
     """
 
     def __init__(self, recording: Recording, times: StepTimes, *, has_priorities: bool) -> None:
