@@ -3,9 +3,9 @@
 bf16, block 16, head_dim 128, 32 query and 8 KV heads unless a row says otherwise, shuffled blocks.
 Bytes: 2 * batch * length * KV heads * head_dim * size. FLOPs: 4 * batch * query heads * head_dim *
 (new * context + new * (new + 1) / 2). Each row is checked against the fp32 oracle on one sequence
-before it is timed. `x baseline` is against FlashAttention-3 as vLLM 0.26 ships it, measured on an
-H200 on 2026-11-29 with the same method. A percentage is of the measured read rate or matrix
-product.
+before it is timed. A shared prefix counts once. `x baseline` is against FlashAttention-3 as vLLM
+0.26 ships it, measured on an H200 on 2026-11-29 with the same method. A percentage is of the
+measured read rate or matrix product.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gpu_timing import L2_BYTES, Ceilings, graph_us, measure_ceilings
 from pagedkv.ops import paged_attention, paged_attention_workspace_size, reference
 
 BLOCK, DIM = 16, 128
+CHOICES = ["decode", "fp8", "prefix", "prefill", "sdpa"]
 E4M3 = torch.float8_e4m3fn
 
 
@@ -87,6 +88,50 @@ DECODE_FLOAT8 = (
     decode(32, 1024, 35.4, 24, float8=True),
     decode(128, 1024, 122.0, float8=True),
     decode(128, 4096, 385.0, 280, float8=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """batch sequences in `groups` groups of equal size, `prefix` keys shared and `own` not."""
+
+    batch: int
+    prefix: int
+    own: int
+    groups: int = 1
+    limit: float = 0.0  # at most us
+
+    @property
+    def shape(self) -> Shape:
+        return decode(self.batch, self.prefix + self.own, 0.0)
+
+    @property
+    def kv_bytes(self) -> int:
+        """What must be read: each prefix once."""
+        keys = self.groups * self.prefix + self.batch * self.own
+        return 2 * keys * self.shape.num_kv_heads * DIM * 2
+
+    @property
+    def words(self) -> str:
+        grouped = "" if self.groups == 1 else f", {self.groups} groups"
+        return f"{self.batch} x ({self.prefix} + {self.own}){grouped}"
+
+
+# The first has a threshold; the others show where sharing begins to pay.
+PREFIX = (
+    Shared(256, 2048, 128, limit=90),
+    Shared(256, 2048, 64),
+    Shared(1024, 2048, 128),
+    Shared(256, 8192, 128),
+    Shared(256, 2048, 128, groups=8),
+    Shared(256, 2048, 128, groups=32),
+    Shared(64, 2048, 128),
+    Shared(64, 256, 128),
+    Shared(32, 1024, 128),
+    Shared(16, 512, 128),
+    Shared(8, 1024, 128),
+    Shared(8, 4096, 128),
+    Shared(2, 8192, 128),
 )
 PREFILL = (
     Shape(8, 2048, 0, 451, 500),
@@ -199,6 +244,67 @@ def prefill_row(shape: Shape, pool: Pool, ceilings: Ceilings) -> rows.Row:
     )
 
 
+def prefix_rows(shared: Shared, pool: Pool, ceilings: Ceilings) -> list[rows.Row]:
+    """With groups and without; `x baseline` of the first is against the second. The percentage
+    counts what must be read once."""
+    shape = shared.shape
+    size = shared.batch // shared.groups
+    blocks = shared.prefix // BLOCK
+    own = -(-shared.own // BLOCK)
+    needed = shared.groups * blocks + shared.batch * own
+    sets = max(2, min(16, -(-4 * L2_BYTES // shared.kv_bytes), pool.num_blocks // needed))
+    ids = torch.randperm(pool.num_blocks, device="cuda")[: sets * needed].int()
+    groups = torch.tensor(
+        [(g * size, size, blocks) for g in range(shared.groups)], dtype=torch.int32, device="cuda"
+    )
+    workspace = torch.empty(
+        paged_attention_workspace_size(
+            shared.batch, shape.num_heads, DIM, num_prefix_groups=len(groups), device="cuda"
+        ),
+        dtype=torch.uint8,
+        device="cuda",
+    )
+    calls: dict[bool, list[Callable[[], object]]] = {True: [], False: []}
+    for mine in ids.split(needed):
+        prefixes = mine[: shared.groups * blocks].view(shared.groups, blocks)
+        tables = torch.cat(
+            [
+                prefixes.repeat_interleave(size, 0),
+                mine[shared.groups * blocks :].view(shared.batch, own),
+            ],
+            1,
+        )
+        call = operands(shape, pool, tables)
+        out = torch.empty_like(call["query"])  # type: ignore[call-overload]
+        for grouped, made in calls.items():
+            more = {"prefix_groups": groups if grouped else None, "workspace": workspace}
+            if len(made) == 0:
+                paged_attention(out, None, **call, **more)  # type: ignore[arg-type]
+                check(shape, call, out)
+            made.append(
+                lambda c=call | more, o=out: paged_attention(o, None, **c)  # type: ignore[misc]
+            )
+    repeats = max(1, 8 // sets)
+    us = {grouped: graph_us(made, repeats=repeats) for grouped, made in calls.items()}
+    made_rows = []
+    for grouped, name in ((True, "prefix, grouped"), (False, "prefix, not grouped")):
+        rate = shared.kv_bytes / us[grouped] * 1e6
+        limit = shared.limit if grouped else 0.0
+        made_rows.append(
+            rows.Row(
+                name=name,
+                shape=shared.words,
+                us=us[grouped],
+                rate=f"{rate / 1e12:.2f} TB/s",
+                ceiling_percent=100 * rate / ceilings.read,
+                baseline=us[False] / us[True] if grouped else None,
+                limit=f"<= {limit:g} us" if limit else "",
+                holds=us[grouped] <= limit or not limit,
+            )
+        )
+    return made_rows
+
+
 def sdpa_rows(ceilings: Ceilings) -> list[rows.Row]:
     """torch's own attention on contiguous keys and values of 2 x 8,192 new tokens."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -234,9 +340,9 @@ def sdpa_rows(ceilings: Ceilings) -> list[rows.Row]:
 
 def main() -> int:
     arguments = rows.parser(__doc__.splitlines()[0])
-    arguments.add_argument("--only", choices=["decode", "fp8", "prefill", "sdpa"], action="append")
+    arguments.add_argument("--only", choices=CHOICES, action="append")
     options = arguments.parse_args()
-    wanted = options.only or ["decode", "fp8", "prefill", "sdpa"]
+    wanted = options.only or CHOICES
     ceilings = measure_ceilings()
     notes = [
         f"Measured ceilings: read {ceilings.read / 1e12:.2f} TB/s, copy {ceilings.copy / 1e12:.2f} "
@@ -244,6 +350,7 @@ def main() -> int:
         f"{ceilings.to_device / 1e9:.0f} GB/s to the device and {ceilings.to_cpu / 1e9:.0f} back."
     ]
     made: list[rows.Row] = []
+    pool: Pool | None
     groups = {
         "decode": (DECODE, decode_row),
         "fp8": (DECODE_FLOAT8, decode_row),
@@ -253,8 +360,14 @@ def main() -> int:
         if name == "sdpa":
             made += sdpa_rows(ceilings)
             continue
+        if name == "prefix":
+            pool = Pool(decode(1, 1, 0.0), 60_000)
+            for shared in PREFIX:
+                made += prefix_rows(shared, pool, ceilings)
+                print(*made[-2:], sep="\n", flush=True)
+            continue
         shapes, row = groups[name]
-        pool: Pool | None = None
+        pool = None
         key = None
         for shape in shapes:
             if key != (shape.num_kv_heads, shape.block_size):

@@ -174,6 +174,7 @@ Tensor set_workspace(PagedAttentionParams& params, const std::optional<Tensor>& 
                   " (paged_attention_workspace_size)");
   params.workspace = used.mutable_data_ptr();
   params.workspace_bytes = used.numel();
+  params.num_workers = num_workers;
   const auto address = reinterpret_cast<uintptr_t>(params.workspace);
   STD_TORCH_CHECK(address % kWorkspaceAlignment == 0, "pagedkv::paged_attention: workspace starts ",
                   address % kWorkspaceAlignment, " bytes after a multiple of ", kWorkspaceAlignment,

@@ -14,10 +14,12 @@ the step being built.
 """
 
 import enum
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from pagedkv._core_step import PrefixGrouper as PrefixGrouper
+from pagedkv._core_step import StepTables as StepTables
 
 FREED_BLOCK: int
 """-2**31: entry of a block table whose block free_behind gave back."""
@@ -338,56 +340,3 @@ class BlockManager:
         """Why the prefix that the last allocate found ends where it does."""
     def check_invariants(self) -> None:
         """Raises InvariantViolation naming the invariant (I1 to I10)."""
-
-class StepTables:
-    """Writes a batch's tables into the caller's buffers, in one call; remembers per slot what it
-    last wrote into each of up to four block-table buffers (a pinned pair used alternately needs
-    two), and keeps those buffers alive."""
-
-    def __init__(self, manager: BlockManager, max_num_slots: int, max_num_blocks: int) -> None:
-        """max_num_blocks: entries of a block-table row."""
-    def write(
-        self,
-        seq_ids: ArrayLike,
-        query_lens: ArrayLike,
-        slots: ArrayLike,
-        *,
-        block_tables: Any,
-        slot_mapping: Any,
-        positions: Any,
-        seq_lens: Any,
-        query_start_loc: Any,
-        only_changed: bool = False,
-    ) -> int:
-        """Write the tables of one step.
-
-        Args:
-            seq_ids: [num_seqs] int64, each once.
-            query_lens: [num_seqs]: this step's tokens of each sequence, already appended.
-            slots: [num_seqs]: the sequence's stable row in block_tables, each once.
-            block_tables: int32 [more rows than the largest slot, at least max_num_blocks]. Entries
-                past a sequence's table, and those that free_behind gave back, are left alone.
-            slot_mapping: int64 [at least num_tokens].
-            positions: int64 [at least num_tokens].
-            seq_lens: int32 [at least num_seqs].
-            query_start_loc: int32 [at least num_seqs + 1].
-            only_changed: block-table entries that this buffer holds already are not written again.
-
-        The five buffers are writable NumPy arrays or torch CPU tensors and are written in place.
-
-        Returns the number of tokens.
-
-        Raises:
-            InvariantViolation: I5, a token would be written into a shared or published block, or
-                one that was given back.
-
-        Example: block_size 4, sequence 7 with blocks [9, 2] and 6 tokens, the last one new:
-        write([7], [1], [3], ...) writes block_tables[3, :2] = [9, 2], slot_mapping[0] = 2 * 4 + 1,
-        positions[0] = 5, seq_lens[0] = 6, query_start_loc[:2] = [0, 1] and returns 1.
-        """
-    def forget(self, block_tables: Any) -> None:
-        """This buffer's content is not known any more (somebody else wrote into it): the next
-        write fills its rows whole. Also lets go of its memory."""
-    @property
-    def num_entries_written(self) -> int:
-        """Block-table entries written so far."""

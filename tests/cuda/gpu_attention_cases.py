@@ -1,4 +1,5 @@
-"""Named paged-attention problems: CORRECTNESS, CORNERS, SANITIZE, and a random cover of all axes.
+"""Named paged-attention problems: CORRECTNESS, CORNERS, SANITIZE, and a random cover of all axes;
+those with shared prefixes stand in `gpu_prefix_cases.py`.
 `Problem` holds one in poisoned memory and compares the op with the fp32 oracle."""
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ POISON_ID = 2**30  # in every unused table entry: far outside any cache
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """rows: (query_len, seq_len) of each sequence."""
+    """rows: (query_len, seq_len) of each sequence; groups: (first_seq, num_seqs,
+    num_prefix_blocks) of sequences that share blocks."""
 
     name: str
     rows: tuple[tuple[int, int], ...]
@@ -36,6 +38,7 @@ class Case:
     num_splits: int = 0
     token_major: bool = False  # the heads of a token are neighbours in memory
     scale_per_head: bool = False
+    groups: tuple[tuple[int, int, int], ...] = ()
 
 
 def decode(*lengths: int) -> tuple[tuple[int, int], ...]:
@@ -164,17 +167,26 @@ class Problem:
         width = max([*blocks, 1]) + 2
         tables = torch.full((len(case.rows), width), POISON_ID, dtype=torch.int32)
         caches = [_poisoned(shape, cache_dtype, device, case.token_major) for _ in range(2)]
+        lenders = {}  # of each sequence in a group: who owns the shared blocks, and how many
+        for first, size, num_blocks in case.groups:
+            lender = max(range(first, first + size), key=lambda s: blocks[s])
+            lenders |= {s: (lender, num_blocks) for s in range(first, first + size) if s != lender}
         taken = 0
-        for s, ((query_len, seq_len), count) in enumerate(zip(case.rows, blocks, strict=True)):
-            mine = ids[taken : taken + count]
+        for s, count in enumerate(blocks):
+            tables[s, :count] = torch.tensor(ids[taken : taken + count], dtype=torch.int32)
             taken += count
-            tables[s, :count] = torch.tensor(mine, dtype=torch.int32)
+        for s, ((query_len, seq_len), count) in enumerate(zip(case.rows, blocks, strict=True)):
+            mine = tables[s, :count].tolist()
+            lender, num_blocks = lenders.get(s, (s, 0))
+            borrowed = min(num_blocks, count)
+            tables[s, :borrowed] = tables[lender, :borrowed]
             # Blocks wholly before the window of the first query belong to somebody else by now.
             behind = 0
-            if case.window:
+            if case.window and not case.groups:
                 behind = max(0, seq_len - query_len - case.window + 1) // case.block_size
             tables[s, :behind] = POISON_ID
-            token = torch.arange(behind * case.block_size, seq_len, device=device)
+            filled = min(max(behind, borrowed) * case.block_size, seq_len)
+            token = torch.arange(filled, seq_len, device=device)
             block = torch.tensor(mine, device=device, dtype=torch.int64)[token // case.block_size]
             for cache in caches:
                 values = torch.randn(len(token), case.num_kv_heads, case.head_dim, device=device)
@@ -204,6 +216,9 @@ class Problem:
             "soft_cap": case.soft_cap,
             "num_splits": case.num_splits,
         }
+        if case.groups:
+            entries = [(0, 0, 7), *case.groups]  # the first is empty
+            self.operands["prefix_groups"] = torch.tensor(entries, dtype=torch.int32, device=device)
         if case.alibi:
             self.operands["alibi_slopes"] = torch.rand(case.num_heads, device=device) * 0.1
         if cache_dtype in (E4M3, E5M2):
@@ -214,19 +229,20 @@ class Problem:
     def run(self, **changes: Any) -> tuple[Tensor, Tensor]:
         """The op on poisoned outputs and workspace: (out, lse)."""
         case = self.case
-        query = self.operands["query"]
+        operands = self.operands | changes
+        query, groups = operands["query"], operands.get("prefix_groups")
         out = torch.full_like(query, math.nan)
         lse = torch.full(query.shape[:2], math.nan, device=query.device)
         size = paged_attention_workspace_size(
             query.size(0),
             case.num_heads,
             case.head_dim,
-            num_splits=changes.get("num_splits", case.num_splits),
-            num_prefix_groups=len(changes.get("prefix_groups", [])),
+            num_splits=operands["num_splits"],
+            num_prefix_groups=0 if groups is None else len(groups),
             device=query.device,
         )
         workspace = torch.full((size,), 0xFF, dtype=torch.uint8, device=query.device)
-        paged_attention(out, lse, workspace=workspace, **(self.operands | changes))
+        paged_attention(out, lse, workspace=workspace, **operands)
         return out, lse
 
     def oracle(self) -> tuple[Tensor, Tensor]:

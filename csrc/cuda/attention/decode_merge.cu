@@ -6,6 +6,7 @@
 // elsewhere; num_splits n: one warp a row. Instantiations: 2 types x 2.
 #include "cuda/attention/decode_merge.h"
 #include "cuda/attention/partial_states.cuh"
+#include "cuda/attention/prefix_groups.cuh"
 #include "cuda/device/launch.h"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/numeric.cuh"
@@ -152,11 +153,15 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (row >= params.num_tokens * params.num_heads) return;
   const int64_t token = row / params.num_heads;
   const int64_t head = row % params.num_heads;
-  // Rows of longer sequences are the prefill kernel's, and have no states.
+  // Rows of longer sequences and of those that share a prefix are other kernels', and have no
+  // states.
   const int64_t seq = sequence_of_token(params, token);
   if (seq < 0) return;
   const int group = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
-  if (load_sequence(params, seq).query_len * group > kMaxDecodeRows) return;
+  const Sequence sequence = load_sequence(params, seq);
+  if (sequence.query_len * group > kMaxDecodeRows || shared_prefix(params, seq, sequence) > 0) {
+    return;
+  }
   const RowSums sums = sum_parts(partial_states(params, 0), static_cast<int>(params.cache.head_dim),
                                  0, static_cast<int>(params.num_splits), lane,
                                  [&](int i) { return piece_state(params, token, head, i); });

@@ -8,10 +8,11 @@
 //   the
 //     same length, so a worker's range may begin and end inside a tile;
 //   num_splits n: a tile is n long, one for each of its n pieces, and pieces are never cut.
-// An empty sequence is a tile without steps: its rows are written as 0.
+// An empty sequence is a tile without steps: its rows are written as 0. Sequences that share a
+// prefix are not on the line: prefix_own_kernel.cuh has them.
 #pragma once
 
-#include "cuda/attention/sequence.cuh"
+#include "cuda/attention/prefix_groups.cuh"
 
 namespace pagedkv::cuda {
 
@@ -58,7 +59,9 @@ class DecodePlan {
     line.begin = begin;
     line.sequence = load_sequence(params_, seq);
     const int rows = line.sequence.query_len * group_;
-    if (rows <= 0 || rows > kMaxDecodeRows) return line;
+    if (rows <= 0 || rows > kMaxDecodeRows || shared_prefix(params_, seq, line.sequence) > 0) {
+      return line;
+    }
     line.num_tiles =
         static_cast<int>(params_.cache.num_kv_heads) * ((rows + kTileRows - 1) / kTileRows);
     const KeyRange keys = visible_keys(params_, line.sequence.seq_len, line.sequence.position(0));

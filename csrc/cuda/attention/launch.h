@@ -19,6 +19,13 @@ bool tensor_core_operands(const PagedAttentionParams& params);
 // Sequences of at most kMaxDecodeRows packed rows. Writes their rows of out and lse.
 void launch_decode_attention(const PagedAttentionParams& params, cudaStream_t stream);
 
+// Sequences that share a prefix (prefix_groups.cuh), behind launch_decode_attention, which leaves
+// them out: their own keys, then those of the prefixes. Leaves states.
+void launch_prefix_attention(const PagedAttentionParams& params, cudaStream_t stream);
+
+// Behind launch_prefix_attention: their rows of out and lse.
+void launch_prefix_merge(const PagedAttentionParams& params, cudaStream_t stream);
+
 // The other sequences.
 void launch_prefill_attention(const PagedAttentionParams& params, cudaStream_t stream);
 

@@ -32,6 +32,10 @@ void launch_paged_attention(const PagedAttentionParams& params, StreamHandle han
   if (params.num_tokens == 0 || params.num_seqs == 0 || params.max_query_len == 0) return;
   if (!tensor_core_operands(params)) return launch_generic_attention(params, 0, stream);
   launch_decode_attention(params, stream);
+  if (params.num_prefix_groups > 0) {
+    launch_prefix_attention(params, stream);
+    launch_prefix_merge(params, stream);
+  }
   const int64_t group = params.num_heads / params.cache.num_kv_heads;
   if (params.max_query_len * group > kMaxDecodeRows) launch_prefill_attention(params, stream);
 }

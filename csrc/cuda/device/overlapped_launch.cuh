@@ -27,20 +27,28 @@ inline bool kernels_wait_inside(int device) {
   return arch >= 900 && std::find(std::begin(kBuilt), std::end(kBuilt), arch) != std::end(kBuilt);
 }
 
-// Launches a kernel that begins with begin_overlapped_kernel().
+// Launches a kernel that waits inside: begins with begin_overlapped_kernel(), or knows better when.
 template <class... Params>
 void launch_overlapped(const char* op, void (*kernel)(Params...), dim3 grid, dim3 block,
-                       cudaStream_t stream, const Params&... params) {
+                       int shared_bytes, cudaStream_t stream,
+                       const std::type_identity_t<Params>&... params) {
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = &overlap;
   config.numAttrs = kernels_wait_inside(current_device()) ? 1 : 0;
   check_cuda(cudaLaunchKernelEx(&config, kernel, params...), op);
+}
+
+template <class... Params>
+void launch_overlapped(const char* op, void (*kernel)(Params...), dim3 grid, dim3 block,
+                       cudaStream_t stream, const std::type_identity_t<Params>&... params) {
+  launch_overlapped(op, kernel, grid, block, 0, stream, params...);
 }
 
 }  // namespace pagedkv::cuda

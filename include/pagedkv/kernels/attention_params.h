@@ -41,6 +41,7 @@ struct PagedAttentionParams {
                                    // num_prefix_blocks), contiguous; or null
   void* workspace;                 // uint8 [workspace_bytes], 16-byte aligned, any contents
   int64_t workspace_bytes;         // >= paged_attention_workspace_bytes(...)
+  int64_t num_workers;             // what the workspace is laid out for
   ElementType type;                // of out and query
   int64_t num_tokens;              // T
   int64_t num_seqs;                // S
@@ -97,6 +98,16 @@ struct PagedAttentionWorkspaceShape {
 
 // Most rows (query token x query head of one KV head) of a tile whose keys may be cut over workers.
 constexpr int64_t kMaxSplitTileRows = 64;
+// Likewise, for sequences that share a prefix on a GPU: of a tile over the prefix, and of one over
+// the keys behind it.
+constexpr int64_t kPrefixTileRows = 128;
+constexpr int64_t kOwnTileRows = 16;
+constexpr int64_t kPrefixRecordBytes = 16;
+
+// Their workers, where num_workers are two blocks a multiprocessor: one block a multiprocessor over
+// the prefix, each warp of num_workers blocks behind it.
+constexpr int64_t num_prefix_workers(int64_t num_workers) { return (num_workers + 1) / 2; }
+constexpr int64_t kOwnWarps = 4;  // of a block
 
 // A partial state of one row is fp32 [D] (not normalised or normalised, as the kernel likes) and
 // its maximum and sum, fp32 [2].
@@ -107,15 +118,29 @@ constexpr int64_t partial_state_bytes(int64_t head_dim) { return (head_dim + 2) 
 //   num_splits 0: a worker owns a contiguous range of all keys; only the tiles cut by the two ends
 //     of a range leave partial states: 2 * num_workers * kMaxSplitTileRows.
 //   num_splits n > 1: T * H * n.     num_splits 1: none.
-//   prefix groups: one more state for every row, the prefix's: T * H.
+//   prefix groups, behind those: a record for every group and query token, two states for every
+//   row,
+//     the prefix's and its own keys', and two tiles of each kind a worker, whose range may cut
+//     them.
+constexpr int64_t paged_attention_prefix_states(const PagedAttentionWorkspaceShape& shape) {
+  return 2 * (shape.num_tokens * shape.num_heads +
+              num_prefix_workers(shape.num_workers) * kPrefixTileRows +
+              shape.num_workers * kOwnWarps * kOwnTileRows);
+}
+
 constexpr int64_t paged_attention_workspace_bytes(const PagedAttentionWorkspaceShape& shape) {
   const int64_t rows = shape.num_tokens * shape.num_heads;
   int64_t states = 0;
   if (shape.num_splits == 0) states = 2 * shape.num_workers * kMaxSplitTileRows;
   if (shape.num_splits > 1) states = rows * shape.num_splits;
-  if (shape.num_prefix_groups > 0) states += rows;
-  const int64_t bytes = states * partial_state_bytes(shape.head_dim);
-  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  const auto aligned = [](int64_t bytes) {
+    return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  };
+  const int64_t bytes = aligned(states * partial_state_bytes(shape.head_dim));
+  if (shape.num_prefix_groups == 0) return bytes;
+  return bytes +
+         aligned((shape.num_prefix_groups + shape.num_tokens) * kPrefixRecordBytes +
+                 paged_attention_prefix_states(shape) * partial_state_bytes(shape.head_dim));
 }
 
 }  // namespace pagedkv

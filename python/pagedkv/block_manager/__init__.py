@@ -22,12 +22,14 @@ from pagedkv._core import (
     InvariantViolation,
     MissReason,
     OutOfBlocks,
+    PrefixGrouper,
     PrefixMiss,
     Snapshot,
     Statistics,
     StepTables,
     UnknownSequence,
 )
+from pagedkv.block_manager.prefix_costs import PrefixRates, prefix_costs
 
 __all__ = [
     "FREED_BLOCK",
@@ -38,9 +40,12 @@ __all__ = [
     "InvariantViolation",
     "MissReason",
     "OutOfBlocks",
+    "PrefixGrouper",
     "PrefixMiss",
+    "PrefixRates",
     "Snapshot",
     "Statistics",
     "StepTables",
     "UnknownSequence",
+    "prefix_costs",
 ]

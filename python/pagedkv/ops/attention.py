@@ -79,7 +79,11 @@ def paged_attention(
             tables of those sequences begin with the same num_prefix_blocks blocks, which all their
             queries see (with a window, as far as any of them sees; read through the first one's
             table). The result is the same, the shared keys may be read once. No sequence is
-            in two groups; num_seqs 0 is an empty entry.
+            in two groups; num_seqs 0 is an empty entry. `pagedkv.block_manager.PrefixGrouper` finds
+            those that pay. On a GPU they are data like the tables, and not checked. There, entries
+            outside the batch, prefill (more than 64 rows, query tokens x query heads of a KV head)
+            and sequences whose first query does not see the whole prefix, as padding or those with
+            a shorter window, are attended to alone; so is a group whose first sequence is one.
         workspace: uint8 [at least paged_attention_workspace_size(...)], any contents, or None, and
             the op allocates.
 
@@ -149,7 +153,8 @@ def paged_attention_workspace_size(
     """Bytes of the workspace that `paged_attention` needs for batches up to a size.
 
     It does not depend on the lengths; with num_splits 0 or 1 and no prefix groups not on the batch
-    either, so that one workspace serves all captured graphs.
+    either, so that one workspace serves all captured graphs. Prefix groups take two partial results
+    per query token and head more, and on a GPU about 35 MB at head_dim 128.
 
     Args:
         num_tokens: most query tokens of a call.

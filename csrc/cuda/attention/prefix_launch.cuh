@@ -1,0 +1,54 @@
+// The launch of one instantiation of the kernels over shared prefixes and behind them. Each file of
+// prefix_instances/ defines some.
+#pragma once
+
+#include "cuda/attention/prefix_mma_kernel.cuh"
+#include "cuda/attention/prefix_own_kernel.cuh"
+#include "cuda/device/overlapped_launch.cuh"
+
+namespace pagedkv::cuda {
+
+template <class T, class C, int kDim>
+void launch_prefix_mma(const PagedAttentionParams& params, cudaStream_t stream) {
+  using Traits = PrefillTraits<T, C, kDim>;
+  auto* kernel = prefix_mma_kernel<T, C, kDim>;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  Traits::kSharedBytes),
+             "paged_attention (prefix): shared memory");
+  launch_overlapped("paged_attention (prefix)", kernel,
+                    dim3(grid_size(num_prefix_workers(params.num_workers))), dim3(Traits::kThreads),
+                    Traits::kSharedBytes, stream, params);
+}
+
+template <class T, class C, int kDim>
+void launch_prefix_own(const PagedAttentionParams& params, cudaStream_t stream) {
+  using Traits = OwnTraits<T, C, kDim>;
+  auto* kernel = prefix_own_kernel<T, C, kDim>;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  Traits::kSharedBytes),
+             "paged_attention (behind a prefix): shared memory");
+  const int64_t blocks = Traits::kBlocksPerMultiprocessor == 2
+                             ? params.num_workers
+                             : num_prefix_workers(params.num_workers);
+  launch_overlapped("paged_attention (behind a prefix)", kernel, dim3(grid_size(blocks)),
+                    dim3(Traits::kThreads), Traits::kSharedBytes, stream, params);
+}
+
+template <class T, class C, int kDim>
+void launch_prefix(const PagedAttentionParams& params, cudaStream_t stream) {
+  launch_prefix_own<T, C, kDim>(params, stream);
+  launch_prefix_mma<T, C, kDim>(params, stream);
+}
+
+// By padded head_dim.
+template <class T, class C>
+void launch_prefix_any_dim(const PagedAttentionParams& params, cudaStream_t stream) {
+  const int64_t head_dim = params.cache.head_dim;
+  if (head_dim <= 64) return launch_prefix<T, C, 64>(params, stream);
+  if (head_dim <= 96) return launch_prefix<T, C, 96>(params, stream);
+  if (head_dim <= 128) return launch_prefix<T, C, 128>(params, stream);
+  if (head_dim <= 192) return launch_prefix<T, C, 192>(params, stream);
+  return launch_prefix<T, C, 256>(params, stream);
+}
+
+}  // namespace pagedkv::cuda

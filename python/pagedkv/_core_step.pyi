@@ -1,0 +1,96 @@
+"""What pagedkv._core has to describe a step: its tables, and the groups that share a prefix.
+
+Only a stub, a part of `_core.pyi`, whose words on arrays and errors hold here too.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagedkv._core import BlockManager
+
+class StepTables:
+    """Writes a batch's tables into the caller's buffers, in one call; remembers per slot what it
+    last wrote into each of up to four block-table buffers (a pinned pair used alternately needs
+    two), and keeps those buffers alive."""
+
+    def __init__(self, manager: BlockManager, max_num_slots: int, max_num_blocks: int) -> None:
+        """max_num_blocks: entries of a block-table row."""
+    def write(
+        self,
+        seq_ids: ArrayLike,
+        query_lens: ArrayLike,
+        slots: ArrayLike,
+        *,
+        block_tables: Any,
+        slot_mapping: Any,
+        positions: Any,
+        seq_lens: Any,
+        query_start_loc: Any,
+        only_changed: bool = False,
+    ) -> int:
+        """Write the tables of one step.
+
+        Args:
+            seq_ids: [num_seqs] int64, each once.
+            query_lens: [num_seqs]: this step's tokens of each sequence, already appended.
+            slots: [num_seqs]: the sequence's stable row in block_tables, each once.
+            block_tables: int32 [more rows than the largest slot, at least max_num_blocks]. Entries
+                past a sequence's table, and those that free_behind gave back, are left alone.
+            slot_mapping: int64 [at least num_tokens].
+            positions: int64 [at least num_tokens].
+            seq_lens: int32 [at least num_seqs].
+            query_start_loc: int32 [at least num_seqs + 1].
+            only_changed: block-table entries that this buffer holds already are not written again.
+
+        The five buffers are writable NumPy arrays or torch CPU tensors and are written in place.
+
+        Returns the number of tokens.
+
+        Raises:
+            InvariantViolation: I5, a token would be written into a shared or published block, or
+                one that was given back.
+
+        Example: block_size 4, sequence 7 with blocks [9, 2] and 6 tokens, the last one new:
+        write([7], [1], [3], ...) writes block_tables[3, :2] = [9, 2], slot_mapping[0] = 2 * 4 + 1,
+        positions[0] = 5, seq_lens[0] = 6, query_start_loc[:2] = [0, 1] and returns 1.
+        """
+    def forget(self, block_tables: Any) -> None:
+        """This buffer's content is not known any more (somebody else wrote into it): the next
+        write fills its rows whole. Also lets go of its memory."""
+    @property
+    def num_entries_written(self) -> int:
+        """Block-table entries written so far."""
+
+class PrefixGrouper:
+    """Which sequences of a batch share a prefix that is worth attending to once.
+    `block_manager/prefix_costs.py` has the rule, measured costs, arguments and results."""
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        max_query_len: int = 1,
+        window: int = 0,
+        per_step: float = 0.0,
+        per_row: float = 0.0,
+        per_row_key: float = 0.0,
+        seqs_per_tile: int = 1,
+    ) -> None: ...
+    def find(
+        self,
+        block_tables: Any,
+        seq_lens: ArrayLike,
+        query_lens: ArrayLike,
+        slots: ArrayLike | None = None,
+    ) -> NDArray[np.int32]:
+        """Groups among neighbouring sequences, as rows of prefix_groups."""
+    def arrange(
+        self,
+        block_tables: Any,
+        seq_lens: ArrayLike,
+        query_lens: ArrayLike,
+        slots: ArrayLike | None = None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """(order, groups) where the sequences may change places."""
