@@ -37,7 +37,7 @@ fi
 if chosen sanitize; then
   for tool in ${SANITIZERS:-memcheck racecheck initcheck synccheck}; do
     step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 --print-limit 5 \
-      "$python" -m pytest -q --no-header -p no:cacheprovider tests/cuda -k "sanitize or small_ops"
+      "$python" -m pytest -q --no-header -p no:cacheprovider tests/cuda -k sanitize
   done
 fi
 if chosen bench; then

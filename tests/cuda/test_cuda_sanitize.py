@@ -1,0 +1,109 @@
+"""SANITIZE: the small ops on sizes that are quick under compute-sanitizer, one case for each way
+through each kernel. `-k sanitize` selects these and the attention cases of the same name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from operands import assert_same
+from torch import Tensor
+
+from pagedkv import ops
+from pagedkv.ops import reference
+
+BF16, FP32, E4M3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+Run = Callable[[object, torch.device], list[Tensor]]
+
+
+def norms(module, device, hidden: int, shift: int) -> list[Tensor]:
+    wide = torch.randn(5, hidden + 8, device=device).to(BF16)
+    x, weight = wide[:, shift : shift + hidden], torch.randn(hidden, device=device).to(BF16)
+    out, residual = torch.empty_like(x), x.clone()
+    module.rms_norm(out, x, weight, 1e-5)
+    module.fused_add_rms_norm(x, residual, weight, 1e-5)
+    return [out, x, residual]
+
+
+def gates(module, device, width: int) -> list[Tensor]:
+    x = torch.randn(5, 2 * width, device=device).to(BF16)
+    outs = [torch.empty(5, width, dtype=BF16, device=device) for _ in range(3)]
+    module.silu_and_mul(outs[0], x)
+    module.gelu_and_mul(outs[1], x, "none")
+    module.gelu_and_mul(outs[2], x, "tanh")
+    return outs
+
+
+def cache(module, device, cache_dtype, heads: int, dim: int, neox: bool) -> list[Tensor]:
+    """The cache written by both ops, and read again."""
+    rows = torch.randn(21, 3 * heads, dim, device=device).to(BF16)
+    query, key, value = rows.split(heads, 1)
+    pools = [torch.zeros(6, heads, 8, dim, device=device).to(cache_dtype) for _ in range(2)]
+    slots = torch.randperm(48, device=device)[:21]
+    slots[3] = -1
+    scales = {}
+    if cache_dtype == E4M3:
+        scales = {"k_scale": torch.rand(heads, device=device) + 0.1}
+        scales["v_scale"] = torch.tensor([0.5], device=device)
+    table, positions = torch.rand(30, dim, device=device), torch.arange(21, device=device)
+    module.reshape_and_cache(key, value, *pools, slots, **scales)
+    module.fused_rotary_reshape_and_cache(
+        positions, query, key, value, table, *pools, slots, neox, **scales
+    )
+    module.rotary_embedding(positions, query, key, table, neox)
+    tables = torch.tensor([[5, 0, 2], [1, 3, 4]], dtype=torch.int32, device=device)
+    starts = torch.tensor([0, 19, 21], dtype=torch.int32, device=device)
+    gathered = [torch.zeros(21, heads, dim, dtype=BF16, device=device) for _ in range(2)]
+    module.gather_blocks(*gathered, *pools, tables, starts, **scales)
+    return [query, key, *(pool.float() for pool in pools), *gathered]
+
+
+def blocks(module, device, dim: int) -> list[Tensor]:
+    pool = torch.randn(2, 2, 6, 2, 4, dim, device=device).to(BF16)
+    pinned = torch.zeros(2, 2, 3, 2, 4, dim).to(BF16).pin_memory()
+    module.copy_blocks(pool, torch.tensor([[0, 1], [1, 2], [3, 0]]))
+    module.swap_blocks(pool, pinned, torch.tensor([[5, 0], [1, 2]]))
+    torch.cuda.synchronize()
+    module.swap_blocks(pinned, pool, torch.tensor([[2, 5]]))
+    torch.cuda.synchronize()
+    return [pool, pinned]
+
+
+def merges(module, device, dim: int) -> list[Tensor]:
+    a, b = torch.randn(2, 5, 3, dim, device=device).to(BF16)
+    lse_a, lse_b = torch.randn(2, 5, 3, device=device)
+    lse_a[0], lse_b[:2] = -math.inf, -math.inf
+    out, lse = torch.empty_like(a), torch.empty_like(lse_a)
+    module.merge_attention_states(out, lse, a, lse_a, b, lse_b)
+    return [out, lse]
+
+
+SANITIZE: dict[str, Run] = {
+    "norms_one_vector": lambda m, d: norms(m, d, 96, 0),
+    "norms_vectors": lambda m, d: norms(m, d, 3584, 0),
+    "norms_streamed": lambda m, d: norms(m, d, 99, 1),
+    "gates_vectors": lambda m, d: gates(m, d, 1024),
+    "gates_elements": lambda m, d: gates(m, d, 99),
+    "cache_vectors": lambda m, d: cache(m, d, BF16, 2, 64, True),
+    "cache_elements": lambda m, d: cache(m, d, BF16, 3, 46, True),
+    "cache_neighbours": lambda m, d: cache(m, d, BF16, 2, 64, False),
+    "cache_fp8_vectors": lambda m, d: cache(m, d, E4M3, 2, 64, True),
+    "cache_fp8_elements": lambda m, d: cache(m, d, E4M3, 3, 46, False),
+    "blocks_vectors": lambda m, d: blocks(m, d, 64),
+    "blocks_bytes": lambda m, d: blocks(m, d, 3),
+    "merges_vectors": lambda m, d: merges(m, d, 64),
+    "merges_elements": lambda m, d: merges(m, d, 46),
+}
+
+
+@pytest.mark.parametrize("name", SANITIZE)
+def test_sanitize_small_ops(name: str, device) -> None:
+    results = []
+    for module in (ops, ops, reference):
+        torch.manual_seed(0)
+        results.append(SANITIZE[name](module, device))
+    for once, again, want in zip(*results, strict=True):
+        assert_same(once, again, "a second run")
+        torch.testing.assert_close(once.float(), want.float(), atol=0.13, rtol=0.04)
