@@ -1,195 +1,248 @@
-// A warp's stream of units from the blocks into shared memory: walks the worker's parts ahead of
-// the products and issues one asynchronous copy group per unit, with the block ids read one unit
-// ahead.
+// The stream of units from the blocks into a warp's ring of stages, by a warp of its own that does
+// nothing else: walks the parts of the range and starts one unit's copies after the other, as
+// stages become free. The barriers of a stage: full, when its unit has arrived; empty, when it has
+// been used.
 //
-// Requires block_size % kSpanKeys == 0: a span of keys then lies inside one block, and one table
-// entry and one address serve all its rows.
+// On sm_90 one lane starts boxes of the tensor maps (up to kUnitKeys rows of one block). Before,
+// the lanes copy 16 bytes each with cp.async. Both write the same layout (decode_traits.cuh).
+//
+// Requires block_size % 8 == 0: 8 keys aligned to 8 then lie inside one block.
 #pragma once
 
 #include "cuda/attention/decode_plan.cuh"
-#include "cuda/attention/partial_states.cuh"
+#include "cuda/attention/decode_traits.cuh"
 #include "cuda/device/mma.cuh"
+#include "cuda/device/wgmma.cuh"
 
 namespace pagedkv::cuda {
 
-constexpr int kSpanKeys = 8;
-constexpr int kPartsAhead = 8;  // more than any ring has stages: a part has at least one unit
+// The same value, but one that the compiler keeps in a register: it would work shared addresses out
+// again wherever they are used.
+__device__ inline uint32_t held(uint32_t value) {
+  asm volatile("mov.b32 %0, %0;\n" : "+r"(value));
+  return value;
+}
 
-template <class Traits, class C, class Plan>
+// A ring's place in shared memory, and how far one of its two users has come.
+template <class Traits>
+struct Ring {
+  uint32_t stages;    // kStages units
+  uint32_t queries;   // kStages times kRows rows of queries
+  uint32_t barriers;  // full [kStages], then empty [kStages]
+  DecodePart* parts;  // [kStages]: of the part that begins in the stage
+  int stage = 0;
+  int parity = 0;
+
+  __device__ uint32_t unit() const { return stages + stage * Traits::kStageBytes; }
+  __device__ uint32_t query() const { return queries + stage * Traits::kQueryBytes; }
+  __device__ uint32_t full() const { return barriers + stage * 8; }
+  __device__ uint32_t empty() const { return barriers + (Traits::kStages + stage) * 8; }
+  __device__ void advance() {
+    if (++stage < Traits::kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+  // Arrivals at a full barrier: the announcement of the bytes, or every lane's copies.
+  static __device__ constexpr int arrivals() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    return 1;
+#else
+    return 32;
+#endif
+  }
+  // By one lane each of the first lanes, once, before a barrier of the block.
+  __device__ void init(int lane) const {
+    if (lane < 2 * Traits::kStages) {
+      init_barrier(barriers + lane * 8, lane < Traits::kStages ? arrivals() : 1);
+    }
+  }
+};
+
+template <class Traits, class T, class C>
 class UnitLoader {
  public:
-  // parts: TilePart [kPartsAhead] in shared memory, this warp's own.
-  __device__ UnitLoader(const Plan& plan, const WorkerRange& range, TilePart* parts, int warp,
-                        int lane)
-      : params_(plan.params()), cursor_(plan, range), parts_(parts), warp_(warp), lane_(lane) {
-    next_part();
-    read_table();
-  }
+  __device__ UnitLoader(const DecodePlan<Traits>& plan, Ring<Traits>& ring, int lane)
+      : plan_(plan), ring_(ring), lane_(lane) {}
 
-  // Copies the next unit to this stage of the warp and commits the group; an empty group once the
-  // range is exhausted, so that groups can be counted.
-  __device__ void issue(uint32_t stage) {
-    if (live_) {
-      if (first_key_of_unit() < part().sequence.seq_len) copy_unit(stage);
-      if (++step_ == part().step_end) next_part();
-      read_table();
+  // All units of a range. By a warp.
+  __device__ void run(const WarpRange& range) {
+    PartCursor<Traits> cursor(plan_, range);
+    DecodePart part;
+    bool live = cursor.next(part);
+    if (live) read_table(part);
+#pragma unroll 1
+    while (live) {
+      begin(part);
+#pragma unroll 1
+      for (int unit = part.unit_begin; unit < part.unit_end; ++unit) {
+        wait_barrier(ring_.empty(), ring_.parity ^ 1);  // the first round finds the stages free
+        const bool first = unit == part.unit_begin;
+        if (first && lane_ == 0) ring_.parts[ring_.stage] = part;
+        copy_unit(first ? part.num_rows : 0);
+        if (first) copy_query(part);
+        finish_unit();
+        ring_.advance();
+        key_ += Traits::kUnitKeys;
+        if (first) {  // behind the copies, and long before it is needed
+          live = cursor.next(part_ahead_);
+          if (live) read_table(part_ahead_);
+        }
+      }
+      part = part_ahead_;
     }
-    commit_copies();
   }
-
-  // Parts with steps met so far: the products' part k is parts[k % kPartsAhead], k < num_parts().
-  // By the time a part's last unit is in use, the next part is known.
-  __device__ int num_parts() const { return num_parts_; }
 
  private:
-  static constexpr int kSpans = Traits::kUnitKeys / kSpanKeys;
+  static constexpr int kSpan = 8;  // keys that surely share a block
 
-  __device__ const TilePart& part() const { return parts_[(num_parts_ - 1) % kPartsAhead]; }
-
-  __device__ void next_part() {
-    TilePart next;
-    do {
-      live_ = cursor_.next(next);
-      if (live_ && next.step_begin == next.step_end) write_empty_part(next);
-    } while (live_ && next.step_begin == next.step_end);
-    if (!live_) return;
-    step_ = next.step_begin;
-    if (lane_ == 0) parts_[num_parts_ % kPartsAhead] = next;
-    __syncwarp();
-    ++num_parts_;
+  // A part's first table entries, for begin().
+  __device__ void read_table(const DecodePart& part) {
+    const PagedAttentionParams& params = plan_.params();
+    const Reciprocal& spans = plan_.setup().block_spans;
+    table_ahead_ = params.block_tables + part.seq * params.block_tables_stride;
+    last_ahead_ = spans.quotient((part.sequence.seq_len - 1) / kSpan);
+    window_ahead_ = spans.quotient((part.base_key + part.unit_begin * Traits::kUnitKeys) / kSpan);
+    ids_ahead_ = table_ahead_[min(window_ahead_ + lane_, last_ahead_)];
+    next_ids_ahead_ = table_ahead_[min(window_ahead_ + 32 + lane_, last_ahead_)];
   }
 
-  // Rows without keys: 0 and -inf, or the empty state of a piece. The warps share the rows.
-  __device__ void write_empty_part(const TilePart& part) {
-    const int group = static_cast<int>(params_.num_heads / params_.cache.num_kv_heads);
-    const int head_dim = static_cast<int>(params_.cache.head_dim);
-    for (int row = warp_; row < part.num_rows; row += Traits::kWarps) {
-      const int packed = part.first_row + row;
-      const int64_t token = part.sequence.query_start + packed / group;
-      const int64_t head = static_cast<int64_t>(part.kv_head) * group + packed % group;
-      if (params_.num_splits > 1) {
-        const int64_t state = piece_state(params_, token, head, part.piece);
-        if (lane_ == 0) {
-          partial_states(params_, gridDim.x).totals[state] = make_float2(-INFINITY, 0.0f);
+  __device__ void begin(const DecodePart& part) {
+    seq_len_ = part.sequence.seq_len;
+    kv_head_ = part.kv_head;
+    key_ = part.base_key + part.unit_begin * Traits::kUnitKeys;
+    table_ = table_ahead_;
+    last_entry_ = last_ahead_;
+    window_ = window_ahead_;
+    ids_ = ids_ahead_;
+    next_ids_ = next_ids_ahead_;
+    offset_ = key_ - window_ * block_size();
+    entry_ = 0;
+  }
+
+  __device__ int block_size() const { return static_cast<int>(plan_.params().cache.block_size); }
+
+  // The block of the next `rows` keys, which it holds from offset_ on; moves on behind them. The
+  // warp holds 64 entries of the table, from window_ on; those past the last valid one repeat it.
+  __device__ int block_of_rows() const { return __shfl_sync(0xffffffffu, ids_, entry_); }
+  __device__ void skip_rows(int rows) {
+    offset_ += rows;
+    if (offset_ < block_size()) return;
+    offset_ = 0;
+    if (++entry_ < 32) return;
+    entry_ = 0;
+    window_ += 32;
+    ids_ = next_ids_;
+    next_ids_ = table_[min(window_ + 32 + lane_, last_entry_)];
+  }
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  // Boxes that begin behind the sequence's end are left out. query_rows will be copied too.
+  __device__ void copy_unit(int query_rows) {
+    const DecodeSetup& setup = plan_.setup();
+    const uint32_t barrier = ring_.full();
+    const uint32_t to = ring_.unit();
+    const int box_rows = setup.box_rows;
+    const int keys = min(Traits::kUnitKeys, seq_len_ - key_);
+    if (lane_ == 0) {
+      const int rows = (keys + box_rows - 1) & -box_rows;
+      arrive_expecting(barrier, rows * (2 * Traits::kColumns * Traits::kColumnBytes) +
+                                    query_rows * query_bytes());
+    }
+#pragma unroll 1
+    for (int row = 0; row < keys; row += box_rows) {
+      const int block = block_of_rows();
+      if (lane_ == 0) {
+#pragma unroll 1
+        for (int column = 0; column < Traits::kColumns; column += setup.box_columns) {
+          const uint32_t place =
+              to + row * Traits::kColumnBytes + column * (Traits::kUnitKeys * Traits::kColumnBytes);
+          const int element = column * Traits::kColumnElements;
+          copy_box(place, &setup.key, element, offset_, 0, kv_head_, block, barrier);
+          copy_box(place + Traits::kTensorBytes, &setup.value, element, offset_, 0, kv_head_, block,
+                   barrier);
         }
-        continue;
       }
-      // 16 bits of zeros are 0 in every activation type.
-      auto* out = static_cast<uint16_t*>(params_.out) + token * params_.out_stride_token +
-                  head * params_.out_stride_head;
-      for (int d = lane_; d < head_dim; d += 32) out[d] = 0;
-      if (params_.lse != nullptr && lane_ == 0) {
-        params_.lse[token * params_.lse_stride_token + head * params_.lse_stride_head] = -INFINITY;
-      }
+      skip_rows(box_rows);
     }
   }
 
-  __device__ int first_key_of_unit() const {
-    return part().base_key + step_ * Traits::kStepKeys + warp_ * Traits::kUnitKeys;
+  __device__ void copy_query(const DecodePart& part) {
+    if (lane_ >= part.num_rows) return;
+    copy_bytes(ring_.query() + lane_ * Traits::kQueryPitch, query_row(part, lane_), query_bytes(),
+               ring_.full());
   }
 
-  // The spans' table entries. Spans past the end take the last valid entry: nothing behind it in
-  // the table is an id.
-  __device__ void read_table() {
-    if (!live_) return;
-    const int block_size = static_cast<int>(params_.cache.block_size);
-    const int32_t* table = params_.block_tables + part().seq * params_.block_tables_stride;
-    const int last = part().sequence.seq_len - 1;
-    int logical = 0;
-    int offset = 0;
+  __device__ void finish_unit() {}
+#else
+  __device__ void copy_unit(int) {
+    const ConstKvCache& cache = plan_.params().cache;
+    const int valid_chunks = static_cast<int>(cache.head_dim) * static_cast<int>(sizeof(C)) / 16;
+    constexpr int kChunks = Traits::kColumns * 8;  // 16 bytes of a row
+#pragma unroll 1
+    for (int span = 0; span < Traits::kUnitKeys; span += kSpan) {
+      const int64_t block = block_of_rows();
+      const C* key = static_cast<const C*>(cache.key) + block * cache.key_stride_block +
+                     kv_head_ * cache.key_stride_head + offset_ * cache.key_stride_token;
+      const C* value = static_cast<const C*>(cache.value) + block * cache.value_stride_block +
+                       kv_head_ * cache.value_stride_head + offset_ * cache.value_stride_token;
 #pragma unroll
-    for (int span = 0; span < kSpans; ++span) {
-      const int key = first_key_of_unit() + span * kSpanKeys;
-      if (span == 0) {
-        const auto at = static_cast<unsigned>(min(key, last / kSpanKeys * kSpanKeys));
-        logical = static_cast<int>(at / static_cast<unsigned>(block_size));
-        offset = static_cast<int>(at) - logical * block_size;
-      } else if (key <= last) {
-        offset += kSpanKeys;
-        if (offset == block_size) {
-          offset = 0;
-          ++logical;
-        }
+      for (int i = lane_; i < kSpan * kChunks; i += 32) {
+        const int row = i / kChunks;
+        const int chunk = i % kChunks;
+        const bool valid = chunk < valid_chunks && key_ + span + row < seq_len_;
+        const uint32_t place = ring_.unit() + Traits::chunk_offset(span + row, chunk);
+        constexpr int kElements = 16 / static_cast<int>(sizeof(C));
+        copy_async_16(place, key + row * cache.key_stride_token + chunk * kElements, valid);
+        copy_async_16(place + Traits::kTensorBytes,
+                      value + row * cache.value_stride_token + chunk * kElements, valid);
       }
-      blocks_[span] = table[logical];
-      offsets_[span] = offset;
+      skip_rows(kSpan);
     }
   }
 
-  __device__ void copy_unit(uint32_t stage) {
-    const ConstKvCache& cache = params_.cache;
-    const char* keys[kSpans];
-    const char* values[kSpans];
-#pragma unroll
-    for (int span = 0; span < kSpans; ++span) {
-      const int64_t block = blocks_[span];
-      keys[span] = reinterpret_cast<const char*>(
-          static_cast<const C*>(cache.key) + block * cache.key_stride_block +
-          part().kv_head * cache.key_stride_head + offsets_[span] * cache.key_stride_token);
-      values[span] = reinterpret_cast<const char*>(
-          static_cast<const C*>(cache.value) + block * cache.value_stride_block +
-          part().kv_head * cache.value_stride_head + offsets_[span] * cache.value_stride_token);
-    }
-    const int64_t key_row = cache.key_stride_token * static_cast<int64_t>(sizeof(C));
-    const int64_t value_row = cache.value_stride_token * static_cast<int64_t>(sizeof(C));
-    // Rows outside the sequence or left of its window may hold anything, NaN too: zeros instead.
-    const int before = part().first_key - first_key_of_unit();
-    const int until = part().sequence.seq_len - first_key_of_unit();
-    if constexpr (32 % Traits::kRowChunks == 0) {
-      // A lane copies the same chunk of every kRowsAtOnce-th row: one pointer, moved on.
-      constexpr int kRowsAtOnce = 32 / Traits::kRowChunks;
-      const int lane_row = lane_ / Traits::kRowChunks;
-      const int chunk = lane_ % Traits::kRowChunks;
-      const bool chunk_valid =
-          chunk * 16 < static_cast<int>(cache.head_dim) * static_cast<int>(sizeof(C));
-#pragma unroll
-      for (int span = 0; span < kSpans; ++span) {
-        const char* key = keys[span] + lane_row * key_row + chunk * 16;
-        const char* value = values[span] + lane_row * value_row + chunk * 16;
-#pragma unroll
-        for (int i = 0; i < kSpanKeys; i += kRowsAtOnce) {
-          const int row = span * kSpanKeys + i + lane_row;
-          const bool valid = chunk_valid && row >= before && row < until;
-          copy_async_16(stage + Traits::key_offset(row, chunk), key, valid);
-          copy_async_16(stage + Traits::value_offset(row, chunk), value, valid);
-          key += kRowsAtOnce * key_row;
-          value += kRowsAtOnce * value_row;
-        }
-      }
-    } else {
-      constexpr int kCopies = Traits::kUnitKeys * Traits::kRowChunks / 32;
-#pragma unroll
-      for (int i = 0; i < kCopies; ++i) {
-        const int index = i * 32 + lane_;
-        const int row = index / Traits::kRowChunks;
-        const int chunk = index % Traits::kRowChunks;
-        const bool valid = row >= before && row < until &&
-                           chunk * 16 < static_cast<int>(cache.head_dim * sizeof(C));
-        const char* key = keys[0];
-        const char* value = values[0];
-#pragma unroll
-        for (int span = 1; span < kSpans; ++span) {
-          key = row >= span * kSpanKeys ? keys[span] : key;
-          value = row >= span * kSpanKeys ? values[span] : value;
-        }
-        copy_async_16(stage + Traits::key_offset(row, chunk),
-                      key + row % kSpanKeys * key_row + chunk * 16, valid);
-        copy_async_16(stage + Traits::value_offset(row, chunk),
-                      value + row % kSpanKeys * value_row + chunk * 16, valid);
-      }
+  __device__ void copy_query(const DecodePart& part) {
+#pragma unroll 1
+    for (int row = 0; row < part.num_rows; ++row) {
+      const int at = lane_ * 16;
+      if (at >= query_bytes()) continue;
+      copy_async_16(ring_.query() + row * Traits::kQueryPitch + at,
+                    reinterpret_cast<const char*>(query_row(part, row)) + at, true);
     }
   }
 
-  const PagedAttentionParams& params_;
-  PartCursor<Plan> cursor_;
-  TilePart* parts_;
-  int num_parts_ = 0;
-  int step_ = 0;
-  int warp_;
+  __device__ void finish_unit() { arrive_with_copies(ring_.full()); }
+#endif
+
+  __device__ int query_bytes() const { return static_cast<int>(plan_.params().cache.head_dim) * 2; }
+  __device__ const T* query_row(const DecodePart& part, int row) const {
+    const PagedAttentionParams& params = plan_.params();
+    const auto place = plan_.place_of(part, row);
+    return static_cast<const T*>(params.query) +
+           (part.sequence.query_start + place.token) * params.query_stride_token +
+           place.head * params.query_stride_head;
+  }
+
+  const DecodePlan<Traits>& plan_;
+  Ring<Traits>& ring_;
   int lane_;
-  bool live_ = false;
-  int blocks_[kSpans] = {};
-  int offsets_[kSpans] = {};
+  // The part that is being loaded.
+  const int32_t* table_ = nullptr;
+  int seq_len_ = 0;
+  int kv_head_ = 0;
+  int last_entry_ = 0;
+  int key_ = 0;     // the next unit's first
+  int offset_ = 0;  // of it in its block
+  int entry_ = 0;   // its block's table entry, from window_ on
+  int window_ = 0;
+  int ids_ = 0;  // entry window_ + lane
+  int next_ids_ = 0;
+  // The part after it.
+  DecodePart part_ahead_;
+  const int32_t* table_ahead_ = nullptr;
+  int last_ahead_ = 0;
+  int window_ahead_ = 0;
+  int ids_ahead_ = 0;
+  int next_ids_ahead_ = 0;
 };
 
 }  // namespace pagedkv::cuda

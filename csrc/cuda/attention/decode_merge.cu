@@ -1,9 +1,7 @@
-// Merges the partial states that the decode kernel left (partial_states.cuh), in the order of the
-// keys, and writes rows of out and lse. Started while the decode kernel still runs, it waits for
-// its end on the device.
+// Merges the pieces of num_splits n (partial_states.cuh) in the order of the keys, and writes rows
+// of out and lse. Started while the decode kernel still runs, it waits for its end on the device.
 //
-// Grid: num_splits 0: one block a worker and row, for the tile that begins there and ends
-// elsewhere; num_splits n: one warp a row. Instantiations: 2 types x 2.
+// Grid: one warp a row. Reads T * H * n states of head_dim + 2 fp32. Instantiations: 2 types.
 #include "cuda/attention/decode_merge.h"
 #include "cuda/attention/partial_states.cuh"
 #include "cuda/attention/prefix_groups.cuh"
@@ -27,8 +25,8 @@ struct RowSums {
 
 // Parts [first, end) of one row by one warp, in order; number(i) is part i's state.
 template <class Number>
-__device__ RowSums sum_parts(const PartialStates& states, int head_dim, int first, int end,
-                             int lane, const Number& number) {
+__device__ RowSums sum_parts(const PieceStates& states, int head_dim, int first, int end, int lane,
+                             const Number& number) {
   RowSums row;
   for (int i = first + lane; i < end; i += 32) {
     row.reference = fmaxf(row.reference, states.totals[number(i)].x);
@@ -88,61 +86,6 @@ __device__ void write_row(const PagedAttentionParams& params, int64_t token, int
   }
 }
 
-// One block a (worker, row): the parts of a row are cut over the warps, which meet in shared memory
-// and are added in order.
-template <class T>
-__global__ void __launch_bounds__(kWarps * 32)
-    merge_tiles_kernel(const __grid_constant__ PagedAttentionParams params) {
-  __shared__ float2 totals[kWarps];
-  __shared__ float sums[kWarps][kMaxHeadDim];
-  wait_previous_kernel();
-  const int64_t worker = blockIdx.x;
-  const int num_workers = static_cast<int>(gridDim.x);
-  const MergeRecord record = merge_records(params)[worker];
-  const int row = static_cast<int>(blockIdx.y);
-  if (row >= record.num_rows || record.count == 0) return;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int head_dim = static_cast<int>(params.cache.head_dim);
-  const PartialStates states = partial_states(params, num_workers);
-  const auto number = [&](int i) {
-    return tile_state(i == 0 ? 2 * worker + 1 : 2 * (worker + i), row);
-  };
-  const int share = max(kAtOnce, (record.count + kWarps - 1) / kWarps);
-  const int first = min(warp * share, record.count);
-  const int end = min(first + share, record.count);
-  RowSums mine = sum_parts(states, head_dim, first, end, lane, number);
-  if (share < record.count) {
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      *reinterpret_cast<float4*>(&sums[warp][4 * lane + 128 * q]) = mine.sums[q];
-    }
-    if (lane == 0) totals[warp] = make_float2(mine.reference, mine.total);
-    __syncthreads();
-    if (warp != 0) return;
-    mine = RowSums{};
-    for (int w = 0; w < kWarps; ++w) mine.reference = fmaxf(mine.reference, totals[w].x);
-    for (int w = 0; w < kWarps; ++w) {
-      if (totals[w].x == -INFINITY) continue;
-      const float weight = exp2_fast(totals[w].x - mine.reference);
-      mine.total += weight * totals[w].y;
-#pragma unroll
-      for (int q = 0; q < kQuads; ++q) {
-        const float4 x = *reinterpret_cast<const float4*>(&sums[w][4 * lane + 128 * q]);
-        mine.sums[q].x += weight * x.x;
-        mine.sums[q].y += weight * x.y;
-        mine.sums[q].z += weight * x.z;
-        mine.sums[q].w += weight * x.w;
-      }
-    }
-  }
-  if (warp != 0) return;
-  const int group = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
-  const int packed = record.first_row + row;
-  write_row<T>(params, record.query_start + packed / group,
-               static_cast<int64_t>(record.kv_head) * group + packed % group, mine, lane);
-}
-
 // One warp a row of pieces.
 template <class T>
 __global__ void __launch_bounds__(kWarps * 32)
@@ -153,17 +96,18 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (row >= params.num_tokens * params.num_heads) return;
   const int64_t token = row / params.num_heads;
   const int64_t head = row % params.num_heads;
-  // Rows of longer sequences and of those that share a prefix are other kernels', and have no
-  // states.
+  // Rows of longer sequences and of those that share a prefix are other kernels', empty ones are
+  // written by the decode kernel: they have no states.
   const int64_t seq = sequence_of_token(params, token);
   if (seq < 0) return;
   const int group = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
   const Sequence sequence = load_sequence(params, seq);
-  if (sequence.query_len * group > kMaxDecodeRows || shared_prefix(params, seq, sequence) > 0) {
+  if (sequence.query_len * group > kMaxDecodeRows || sequence.seq_len <= 0 ||
+      shared_prefix(params, seq, sequence) > 0) {
     return;
   }
-  const RowSums sums = sum_parts(partial_states(params, 0), static_cast<int>(params.cache.head_dim),
-                                 0, static_cast<int>(params.num_splits), lane,
+  const RowSums sums = sum_parts(piece_states(params), static_cast<int>(params.cache.head_dim), 0,
+                                 static_cast<int>(params.num_splits), lane,
                                  [&](int i) { return piece_state(params, token, head, i); });
   write_row<T>(params, token, head, sums, lane);
 }
@@ -186,18 +130,11 @@ void launch(const Kernel& kernel, dim3 grid, const PagedAttentionParams& params,
 
 }  // namespace
 
-void launch_decode_merge(const PagedAttentionParams& params, int num_workers, cudaStream_t stream) {
-  if (params.num_splits == 1) return;
+void launch_decode_merge(const PagedAttentionParams& params, cudaStream_t stream) {
+  if (params.num_splits <= 1) return;
   const bool bfloat16 = params.type == ElementType::kBFloat16;
-  if (params.num_splits == 0) {
-    const int64_t group = params.num_heads / params.cache.num_kv_heads;
-    const int64_t rows = std::min<int64_t>(kTileRows, params.max_query_len * group);
-    launch(bfloat16 ? merge_tiles_kernel<__nv_bfloat16> : merge_tiles_kernel<__half>,
-           dim3(static_cast<unsigned>(num_workers), static_cast<unsigned>(rows)), params, stream);
-  } else {
-    launch(bfloat16 ? merge_pieces_kernel<__nv_bfloat16> : merge_pieces_kernel<__half>,
-           dim3(grid_size(ceil_div(params.num_tokens * params.num_heads, kWarps))), params, stream);
-  }
+  launch(bfloat16 ? merge_pieces_kernel<__nv_bfloat16> : merge_pieces_kernel<__half>,
+         dim3(grid_size(ceil_div(params.num_tokens * params.num_heads, kWarps))), params, stream);
 }
 
 }  // namespace pagedkv::cuda

@@ -1,4 +1,4 @@
-// The second kernel of decode attention.
+// The second kernel of decode attention, for num_splits n > 1.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 
 namespace pagedkv::cuda {
 
-// Nothing to do with num_splits 1. num_workers: blocks of the decode kernel's grid.
-void launch_decode_merge(const PagedAttentionParams& params, int num_workers, cudaStream_t stream);
+// Nothing to do with num_splits 0 and 1.
+void launch_decode_merge(const PagedAttentionParams& params, cudaStream_t stream);
 
 }  // namespace pagedkv::cuda

@@ -1,214 +1,397 @@
-// Which keys of which tiles a worker (a block of threads) of the decode kernel takes. Planned on
-// the device from the lengths, by every worker for itself: the grid is fixed, the host reads
-// nothing.
+// Which keys of which tiles a warp of the decode kernel takes. Planned on the device from the
+// lengths, by every block for itself: the grid is fixed, the host reads nothing.
 //
-// A tile is 16 packed rows of one (sequence, KV head). Its keys are cut in steps of kStepKeys.
-// Tiles lie on one line, sequence by sequence; each worker owns a contiguous piece of the line:
-//   num_splits 0: a tile is 1 + num_steps long (1 stands for its fixed cost), and all workers get
-//   the
-//     same length, so a worker's range may begin and end inside a tile;
-//   num_splits n: a tile is n long, one for each of its n pieces, and pieces are never cut.
-// An empty sequence is a tile without steps: its rows are written as 0. Sequences that share a
-// prefix are not on the line: prefix_own_kernel.cuh has them.
+// A tile is up to kRows packed rows of one (sequence, KV head). Its keys are cut in units of
+// kUnitKeys. num_splits 0: the units of all tiles lie on one line, sequence by sequence, tile by
+// tile, KV heads fastest, and are cut into ranges of about equal length, one a warp, neighbouring
+// ranges in one block. Equal tiles are cut alike, so that no range ends inside another one's tile:
+// merging costs more than a few idle warps, as the memory is the limit. Unequal ones are cut
+// wherever a range ends.
+// num_splits n: the line consists of pieces, n to a tile; a block owns whole pieces and cuts each
+// over its warps.
+// Empty sequences have no line; write_empty_rows() serves them. Nor have those that share a prefix:
+// prefix_own_kernel.cuh has them.
 #pragma once
 
+#include "cuda/attention/decode_setup.h"
 #include "cuda/attention/prefix_groups.cuh"
 
 namespace pagedkv::cuda {
 
-constexpr int kTileRows = 16;
-
-// One tile, or a part of it: steps [step_begin, step_end) of num_steps.
-struct TilePart {
+// A contiguous range of units of one tile.
+struct DecodePart {
   int seq;
   Sequence sequence;
   int kv_head;
-  int first_row;  // of the packed rows, a multiple of kTileRows
-  int num_rows;   // 1 .. kTileRows
+  int first_row;  // of the packed rows, a multiple of kRows
+  int num_rows;   // 1 .. kRows
   int first_key;  // visible to any row of the sequence
-  int base_key;   // first_key rounded down to a step's grain; step i begins at base_key + i * keys
-  int num_steps;
-  int step_begin;
-  int step_end;
-  int piece;         // of num_splits; 0 if num_splits is 0
-  int64_t tile_end;  // on the line
+  int base_key;   // first_key rounded down to units; unit i begins at base_key + i * kUnitKeys
+  int num_units;  // of the tile
+  int unit_begin;
+  int unit_end;
+  unsigned tile_begin;  // on the line
 };
 
 // The line of one sequence.
 struct SequenceLine {
-  int64_t begin;
+  Sequence sequence;
   int num_tiles;
-  int tile_length;
-  int num_steps;
+  int num_units;  // of each tile
   int first_key;
   int base_key;
-  Sequence sequence;
 
-  __device__ int64_t end() const { return begin + static_cast<int64_t>(num_tiles) * tile_length; }
+  __device__ unsigned length() const { return static_cast<unsigned>(num_tiles * num_units); }
 };
 
-template <int kStepKeys, int kGrain>
+// Where a range of the line begins.
+struct LineStart {
+  int seq;
+  unsigned seq_begin;  // on the line
+  SequenceLine line;
+};
+
+template <class Traits>
 class DecodePlan {
  public:
-  __device__ DecodePlan(const PagedAttentionParams& params) : params_(params) {
-    group_ = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
-  }
+  __device__ DecodePlan(const PagedAttentionParams& params, const DecodeSetup& setup)
+      : params_(params), setup_(setup) {}
 
-  __device__ SequenceLine line_of(int64_t seq, int64_t begin) const {
+  // Without tiles if the sequence is not decoded; without units if it is empty.
+  __device__ SequenceLine line_of(int seq, const Sequence& sequence) const {
     SequenceLine line{};
-    line.begin = begin;
-    line.sequence = load_sequence(params_, seq);
-    const int rows = line.sequence.query_len * group_;
-    if (rows <= 0 || rows > kMaxDecodeRows || shared_prefix(params_, seq, line.sequence) > 0) {
-      return line;
-    }
-    line.num_tiles =
-        static_cast<int>(params_.cache.num_kv_heads) * ((rows + kTileRows - 1) / kTileRows);
-    const KeyRange keys = visible_keys(params_, line.sequence.seq_len, line.sequence.position(0));
-    line.first_key = keys.first;
-    line.base_key = keys.first / kGrain * kGrain;
-    line.num_steps = max(0, (line.sequence.seq_len - line.base_key + kStepKeys - 1) / kStepKeys);
-    line.tile_length =
-        params_.num_splits == 0 ? 1 + line.num_steps : static_cast<int>(params_.num_splits);
+    line.sequence = sequence;
+    const int rows = sequence.query_len * group();
+    if (rows <= 0 || rows > kMaxDecodeRows) return line;
+    if (params_.num_prefix_groups > 0 && shared_prefix(params_, seq, sequence) > 0) return line;
+    line.num_tiles = kv_heads() * ((rows + Traits::kRows - 1) / Traits::kRows);
+    if (setup_.window > 0) line.first_key = max(0, sequence.position(0) - setup_.window + 1);
+    line.base_key = line.first_key / Traits::kUnitKeys * Traits::kUnitKeys;
+    line.num_units =
+        max(0, sequence.seq_len - line.base_key + Traits::kUnitKeys - 1) / Traits::kUnitKeys;
     return line;
   }
+  __device__ SequenceLine line_of(int seq) const {
+    return line_of(seq, load_sequence(params_, seq));
+  }
 
-  // The part of a tile that begins at `at` on this line, of a worker whose range ends at `end`.
-  // Sets how far it reaches.
-  __device__ TilePart part_at(int seq, const SequenceLine& line, int64_t at, int64_t end,
-                              int64_t& reach) const {
-    const int offset = static_cast<int>(at - line.begin);
-    const int tile = offset / line.tile_length;
-    const int inside = offset - tile * line.tile_length;
-    const int kv_heads = static_cast<int>(params_.cache.num_kv_heads);
-    TilePart part{};
-    part.seq = seq;
+  // Length of a sequence on the line that is cut into ranges.
+  __device__ unsigned length_of(const SequenceLine& line) const {
+    if (params_.num_splits == 0 || line.num_units == 0) return line.length();
+    return static_cast<unsigned>(line.num_tiles) * static_cast<unsigned>(params_.num_splits);
+  }
+
+  // The part of `line` that begins at `at` units behind its start and has at most `most` units.
+  __device__ DecodePart part_at(const LineStart& start, unsigned at, unsigned most) const {
+    const SequenceLine& line = start.line;
+    const auto num_units = static_cast<unsigned>(line.num_units);
+    const unsigned tile = at / num_units;
+    const unsigned unit = at - tile * num_units;
+    const int row_tile = setup_.kv_heads.quotient(static_cast<int>(tile));
+    DecodePart part;
+    part.seq = start.seq;
     part.sequence = line.sequence;
-    part.kv_head = tile % kv_heads;
-    part.first_row = tile / kv_heads * kTileRows;
-    part.num_rows = min(kTileRows, line.sequence.query_len * group_ - part.first_row);
+    part.kv_head = static_cast<int>(tile) - row_tile * kv_heads();
+    part.first_row = row_tile * Traits::kRows;
+    part.num_rows = min(Traits::kRows, line.sequence.query_len * group() - part.first_row);
     part.first_key = line.first_key;
     part.base_key = line.base_key;
-    part.num_steps = line.num_steps;
-    part.tile_end = line.begin + static_cast<int64_t>(tile + 1) * line.tile_length;
-    if (params_.num_splits == 0) {
-      const int64_t left = end - at;
-      const int until =
-          left < line.tile_length - inside ? inside + static_cast<int>(left) : line.tile_length;
-      part.step_begin = max(0, inside - 1);
-      part.step_end = until - 1;
-      reach = at + until - inside;
-    } else {
-      const int steps = (line.num_steps + line.tile_length - 1) / line.tile_length;
-      part.piece = inside;
-      part.step_begin = min(inside * steps, line.num_steps);
-      part.step_end = min(part.step_begin + steps, line.num_steps);
-      reach = at + 1;
-    }
+    part.num_units = line.num_units;
+    part.unit_begin = static_cast<int>(unit);
+    part.unit_end = static_cast<int>(unit + min(most, num_units - unit));
+    part.tile_begin = start.seq_begin + tile * num_units;
     return part;
   }
 
-  __device__ int group() const { return group_; }
+  // Where packed row `row` of a tile is: query token of the sequence, and query head.
+  struct Place {
+    int token;
+    int head;
+  };
+  __device__ Place place_of(const DecodePart& part, int row) const {
+    const int packed = part.first_row + row;
+    const int token = setup_.group.quotient(packed);
+    return {token, part.kv_head * group() + packed - token * group()};
+  }
+
+  __device__ int group() const { return static_cast<int>(setup_.group.divisor); }
+  __device__ int kv_heads() const { return static_cast<int>(setup_.kv_heads.divisor); }
   __device__ const PagedAttentionParams& params() const { return params_; }
+  __device__ const DecodeSetup& setup() const { return setup_; }
 
  private:
   const PagedAttentionParams& params_;
-  int group_;
+  const DecodeSetup& setup_;
 };
 
-// A worker's piece of the line.
-struct WorkerRange {
-  int64_t begin;
-  int64_t end;
-  int64_t length;  // of every worker's range (the last ones may be shorter or empty)
-  int seq;         // that `begin` lies in
-  int64_t seq_begin;
+// A warp's range: `count` units from `at` units behind the start of the sequence's line.
+struct WarpRange {
+  LineStart start;
+  unsigned at;
+  unsigned count;
 };
 
-// Walks the parts of a worker's range in order. The loads run ahead of the products, so a worker
-// has two cursors. All threads of the block hold the same state.
-template <class Plan>
+// Walks the parts of a warp's range in order. All lanes hold the same state. The lengths of the
+// next sequence are read ahead: while the memory is busy, any read takes microseconds.
+template <class Traits>
 class PartCursor {
  public:
-  __device__ PartCursor(const Plan& plan, const WorkerRange& range)
-      : plan_(plan), at_(range.begin), end_(range.end), seq_(range.seq) {
-    if (at_ < end_) line_ = plan_.line_of(seq_, range.seq_begin);
+  using Plan = DecodePlan<Traits>;
+
+  __device__ PartCursor(const Plan& plan, const WarpRange& range)
+      : plan_(plan), at_(range.at), left_(range.count), start_(range.start) {
+    read_ahead();
   }
 
   // False at the end of the range.
-  __device__ bool next(TilePart& part) {
-    while (at_ < end_) {
-      while (at_ >= line_.end()) {
-        ++seq_;
-        line_ = plan_.line_of(seq_, line_.end());
-      }
-      part = plan_.part_at(seq_, line_, at_, end_, at_);
-      // A cut inside a tile's fixed cost leaves this side nothing.
-      if (plan_.params().num_splits != 0 || part.num_steps == 0 ||
-          part.step_begin < part.step_end) {
-        return true;
-      }
+  __device__ bool next(DecodePart& part) {
+    if (left_ == 0) return false;
+    while (at_ >= start_.line.length()) {
+      at_ -= start_.line.length();
+      start_.seq_begin += start_.line.length();
+      ++start_.seq;
+      start_.line = plan_.line_of(start_.seq, ahead_);
+      read_ahead();
     }
-    return false;
+    part = plan_.part_at(start_, at_, left_);
+    const auto taken = static_cast<unsigned>(part.unit_end - part.unit_begin);
+    at_ += taken;
+    left_ -= taken;
+    return true;
   }
 
  private:
+  __device__ void read_ahead() {
+    const int last = static_cast<int>(plan_.params().num_seqs) - 1;
+    ahead_ = load_sequence(plan_.params(), min(start_.seq + 1, last));
+  }
+
   const Plan& plan_;
-  int64_t at_;
-  int64_t end_;
-  int seq_;
-  SequenceLine line_{};
+  unsigned at_;
+  unsigned left_;
+  LineStart start_;
+  Sequence ahead_;
 };
 
-// Every thread of the block calls this; scratch is int64 [kThreads + 4] in shared memory.
-// Each thread adds up the lines of a run of neighbouring sequences; a scan over the threads gives
-// the line's length and finds the sequence in which this worker's range begins.
-template <int kThreads, class Plan>
-__device__ WorkerRange plan_worker(const Plan& plan, int64_t* scratch) {
-  const int64_t num_seqs = plan.params().num_seqs;
+// Where warp w's share of `count` units begins; its end is where the next one's begins.
+template <class Traits>
+__device__ unsigned share_begin(unsigned count, int warp) {
+  const auto w = static_cast<unsigned>(warp);
+  return count / Traits::kWarps * w + min(w, count % Traits::kWarps);
+}
+
+// The cut of the line of units into ranges, and of the ranges over the blocks. Blocks get whole
+// groups of ranges, floor(b * groups / W) being block b's first one.
+struct LineCut {
+  unsigned total;      // units
+  unsigned share;      // units of a range, if the tiles are not equal
+  unsigned tile;       // units of every tile; 0: they are not equal
+  unsigned per_tile;   // ranges that a tile is cut into, ...
+  unsigned per_range;  // ... or tiles of a range: one of the two is 1
+  unsigned group;      // ranges of a group
+  unsigned groups;
+
+  // Where a range begins on the line.
+  __device__ unsigned begin_of(unsigned range) const {
+    unsigned at = range * share;
+    if (per_tile > 1) {
+      const unsigned number = range / per_tile;
+      at = number * tile + (range - number * per_tile) * tile / per_tile;
+    } else if (tile != 0) {
+      at = range * per_range * tile;
+    }
+    return min(at, total);
+  }
+  // The ranges that share a tile: [first, last].
+  __device__ void ranges_of(unsigned tile_begin, unsigned num_units, unsigned& first,
+                            unsigned& last) const {
+    if (tile != 0) {
+      first = tile_begin / tile * per_tile;
+      last = first + per_tile - 1;
+    } else {
+      first = tile_begin / share;
+      last = (tile_begin + num_units - 1) / share;
+    }
+  }
+  // The block that has a group. The quotient is small: exact in fp32 up to rounding by 1.
+  __device__ unsigned block_of(unsigned number) const {
+    const unsigned dividend = (number + 1) * gridDim.x - 1;
+    auto quotient =
+        static_cast<unsigned>(__fdividef(static_cast<float>(dividend), static_cast<float>(groups)));
+    if (quotient * groups > dividend) --quotient;
+    if ((quotient + 1) * groups <= dividend) ++quotient;
+    return quotient;
+  }
+  // The blocks that share a tile are those of sharer 0 .. num - 1, in order: blocks without groups
+  // lie between them if there are fewer groups than blocks.
+  struct Sharers {
+    unsigned first;  // group or block
+    unsigned num;
+  };
+  __device__ Sharers sharers_of(unsigned tile_begin, unsigned num_units) const {
+    unsigned first;
+    unsigned last;
+    ranges_of(tile_begin, num_units, first, last);
+    first /= group;
+    last /= group;
+    if (groups > gridDim.x) {
+      first = block_of(first);
+      last = block_of(last);
+    }
+    return {first, last - first + 1};
+  }
+  __device__ unsigned sharer(const Sharers& sharers, unsigned i) const {
+    return groups > gridDim.x ? sharers.first + i : block_of(sharers.first + i);
+  }
+};
+
+// What a block owns: [begin, end) of the line's ranges or pieces.
+struct BlockRange {
+  LineCut cut;
+  unsigned begin;
+  unsigned end;
+  bool has_empty_seq;  // the batch has a decoded sequence without keys
+};
+
+// The batch's line, in shared memory: thread t of plan_block served the run of neighbouring
+// sequences from t * run on, which begin at begins[t] on the line.
+template <class Traits>
+struct PlanScratch {
+  unsigned sums[32];     // of the warps' lines, ...
+  unsigned tiles[32];    // numbers of tiles ...
+  unsigned longest[32];  // and units of their longest tile
+  unsigned begins[Traits::kAllThreads];
+  Sequence sequences[Traits::kAllThreads];  // the run's first
+};
+
+template <class Traits>
+__device__ int sequences_a_thread(const DecodePlan<Traits>& plan) {
+  return (static_cast<int>(plan.params().num_seqs) + Traits::kAllThreads - 1) / Traits::kAllThreads;
+}
+
+// `longest` and `tiles`: of the whole line.
+template <class Traits>
+__device__ LineCut cut_line(const DecodeSetup& setup, unsigned total, unsigned tiles,
+                            unsigned longest) {
+  constexpr unsigned kWarps = Traits::kWarps;
+  LineCut cut{};
+  cut.total = total;
+  cut.share = max(1u, setup.ranges.quotient(total + setup.ranges.divisor - 1));
+  cut.group = 1;
+  cut.groups = (total + cut.share - 1) / cut.share;
+  if (total != tiles * longest || total == 0) return cut;
+  // Equal tiles. Up to 1/4 more for a range is less than merging costs.
+  const bool several = cut.share > longest;
+  unsigned parts = several ? (cut.share + longest - 1) / longest : longest / cut.share;
+  if (several) {
+    if (parts * longest * 4 > cut.share * 5) return cut;
+    cut.per_tile = 1;
+    cut.per_range = parts;
+    cut.groups = (tiles + parts - 1) / parts;
+  } else {
+    if (parts > kWarps) parts = parts / kWarps * kWarps;
+    if (longest * 4 > cut.share * parts * 5) return cut;
+    cut.per_tile = parts;
+    cut.per_range = 1;
+    // All blocks should have something to do, but share tiles with few others.
+    unsigned group = min(parts, kWarps);
+    unsigned groups = tiles * (parts > kWarps ? parts / kWarps : 1);
+    while (group % 2 == 0 && groups * 2 <= gridDim.x && group * longest > 4 * parts) {
+      group /= 2;
+      groups *= 2;
+    }
+    const unsigned most = setup.blocks.quotient(groups + gridDim.x - 1);  // of a block
+    cut.group = most * group <= kWarps ? group : 1;
+    cut.groups = most * group <= kWarps ? groups : tiles * parts;
+  }
+  cut.tile = longest;
+  return cut;
+}
+
+// Every thread of the block calls this. Each adds up the lines of its run; a scan over the threads
+// gives the line's length.
+template <class Traits>
+__device__ BlockRange plan_block(const DecodePlan<Traits>& plan, PlanScratch<Traits>& scratch) {
+  const int num_seqs = static_cast<int>(plan.params().num_seqs);
   const int thread = static_cast<int>(threadIdx.x);
-  const int64_t run = (num_seqs + kThreads - 1) / kThreads;
-  const int64_t first = min(thread * run, num_seqs);
-  const int64_t last = min(first + run, num_seqs);
-  int64_t length = 0;
-  for (int64_t seq = first; seq < last; ++seq) length = plan.line_of(seq, length).end();
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  const int run = sequences_a_thread(plan);
+  unsigned length = 0;
+  unsigned tiles = 0;
+  unsigned longest = 0;
+  bool empty = false;
+  int seq = thread * run;
+#pragma unroll 1
+  for (int i = 0; i < run && seq < num_seqs; ++i, ++seq) {
+    const SequenceLine line = plan.line_of(seq);
+    if (i == 0) scratch.sequences[thread] = line.sequence;
+    length += plan.length_of(line);
+    empty |= line.num_tiles > 0 && line.num_units == 0;
+    if (line.num_units > 0) tiles += static_cast<unsigned>(line.num_tiles);
+    if (line.num_tiles > 0) longest = max(longest, static_cast<unsigned>(line.num_units));
+  }
   // Inclusive scan within warps, then over the warps' sums.
-  int64_t before = length;
+  unsigned before = length;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
-    const int64_t other = __shfl_up_sync(0xffffffffu, before, offset);
-    if (thread % 32 >= offset) before += other;
+    const unsigned other = __shfl_up_sync(0xffffffffu, before, offset);
+    if (lane >= offset) before += other;
   }
-  if (thread % 32 == 31) scratch[thread / 32] = before;
+  tiles = __reduce_add_sync(0xffffffffu, tiles);
+  longest = __reduce_max_sync(0xffffffffu, longest);
+  if (lane == 31) {
+    scratch.sums[warp] = before;
+    scratch.tiles[warp] = tiles;
+    scratch.longest[warp] = longest;
+  }
+  BlockRange range{};
+  range.has_empty_seq = __syncthreads_or(static_cast<int>(empty)) != 0;
+  const bool valid = lane < 2 * Traits::kWarps;
+  const unsigned sum = valid ? scratch.sums[lane] : 0;
+  before += __reduce_add_sync(0xffffffffu, lane < warp ? sum : 0);
+  scratch.begins[thread] = before - length;  // exclusive
+  const unsigned total = __reduce_add_sync(0xffffffffu, sum);
+  if (plan.params().num_splits == 0) {
+    range.cut = cut_line<Traits>(plan.setup(), total,
+                                 __reduce_add_sync(0xffffffffu, valid ? scratch.tiles[lane] : 0),
+                                 __reduce_max_sync(0xffffffffu, valid ? scratch.longest[lane] : 0));
+  } else {
+    range.cut.group = 1;
+    range.cut.groups = total;
+  }
+  const auto first_group = [&](unsigned block) {
+    return min(plan.setup().blocks.quotient(block * range.cut.groups), range.cut.groups);
+  };
+  range.begin = first_group(blockIdx.x) * range.cut.group;
+  range.end = first_group(blockIdx.x + 1) * range.cut.group;
   __syncthreads();
-  int64_t total = 0;
-  for (int warp = 0; warp < kThreads / 32; ++warp) {
-    if (warp < thread / 32) before += scratch[warp];
-    total += scratch[warp];
-  }
-  before -= length;  // exclusive
-
-  WorkerRange range{};
-  range.length = (total + gridDim.x - 1) / gridDim.x;
-  range.begin = min(range.length * blockIdx.x, total);
-  range.end = min(range.begin + range.length, total);
-  if (range.begin < range.end && before <= range.begin && range.begin < before + length) {
-    int64_t seq = first;
-    int64_t at = before;
-    for (; seq < last; ++seq) {
-      const int64_t end = plan.line_of(seq, at).end();
-      if (range.begin < end) break;
-      at = end;
-    }
-    scratch[kThreads] = seq;
-    scratch[kThreads + 1] = at;
-  }
-  __syncthreads();
-  if (range.begin < range.end) {
-    range.seq = static_cast<int>(scratch[kThreads]);
-    range.seq_begin = scratch[kThreads + 1];
-  }
   return range;
+}
+
+// The sequence in whose line `position` lies (before the line's end). By a warp.
+template <class Traits>
+__device__ LineStart find_start(const DecodePlan<Traits>& plan, const PlanScratch<Traits>& scratch,
+                                unsigned position, int lane) {
+  constexpr int kStride = Traits::kAllThreads / 32;
+  const auto last_before = [&](int first, int stride, int count) {
+    const bool before = lane < count && scratch.begins[first + lane * stride] <= position;
+    return first + stride * (31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, before))));
+  };
+  const int thread = last_before(last_before(0, kStride, 32), 1, kStride);
+  const int run = sequences_a_thread(plan);
+  LineStart start;
+  start.seq = thread * run;
+  start.seq_begin = scratch.begins[thread];
+  start.line = plan.line_of(start.seq, scratch.sequences[thread]);
+  if (run > 1) {
+#pragma unroll 1
+    while (position >= start.seq_begin + plan.length_of(start.line)) {
+      start.seq_begin += plan.length_of(start.line);
+      start.line = plan.line_of(++start.seq);
+    }
+  }
+  return start;
 }
 
 }  // namespace pagedkv::cuda

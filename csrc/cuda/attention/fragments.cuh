@@ -12,7 +12,7 @@
 
 #include <cuda_fp8.h>
 
-#include "cuda/attention/decode_traits.cuh"
+#include "cuda/attention/fragment_traits.cuh"
 #include "cuda/device/mma.cuh"
 
 namespace pagedkv::cuda {

@@ -1,54 +1,92 @@
-// What the decode kernel leaves in the workspace when a tile's keys are cut over workers or pieces,
-// and where: written by the decode kernel, read by the merge.
+// What the decode kernel leaves in the workspace where a tile's keys are cut, and where.
 //
-// num_splits 0: one MergeRecord a worker, then two states of a whole tile a worker: state 2 w holds
-//   worker w's first part if its tile began in an earlier worker, state 2 w + 1 its last part if
-//   its tile goes on in the next one.
-// num_splits n > 1: state (token * H + head) * n + piece.
-// A state of one row: fp32 [head_dim] sums, not normalised, and its reference (base 2) and sum of
-// weights, fp32 [2]. All sums lie together, before all totals, so that both are aligned.
+// num_splits 0 (block b of W):
+//   counters     uint64 [W, kFragments], for the tile that begins in block b and ends in a later
+//   one block states [2 W]: 2 b: b's part of a tile that began earlier; 2 b + 1: of one that goes
+//   on A tile's state is [kFragments] of a FragmentState, which one warp writes and reads.
+// num_splits n > 1: one state a row, (token * H + head) * n + piece: all fp32 sums
+//   [T * H * n, head_dim], then all float2 totals.
+// A state's sums are not normalised; its totals are (reference, sum of weights): weights are
+// 2^(logit - reference).
+//
+// Counters may start with any contents: a counter counts only while its upper 48 bits are
+// kCounterMark, which its first user sets. The last arrival leaves it at zero again.
 #pragma once
 
-#include "cuda/attention/decode_plan.cuh"
+#include "cuda/attention/decode_traits.cuh"
+#include "cuda/attention/sequence.cuh"
 
 namespace pagedkv::cuda {
 
-// A tile that begins in this worker and ends in a later one. count 0: there is none.
-struct MergeRecord {
-  int count;  // of parts: this worker's and those of count - 1 workers behind it
-  int query_start;
-  int kv_head;
-  int first_row;
-  int num_rows;
-  int unused[3];
+// A fragment of the sums and the totals of its rows, as the products hold them
+// (decode_products.cuh, OutSums): totals[q] is (reference, sum) of rows 2 q and 2 q + 1 of the
+// fragment's row tile.
+struct FragmentState {
+  float4 sums[32];
+  float4 totals[4];
 };
 
-__device__ inline MergeRecord* merge_records(const PagedAttentionParams& params) {
-  return static_cast<MergeRecord*>(params.workspace);
-}
+template <class Traits>
+struct RangeStates {
+  static constexpr int kFragments = Traits::kDim / 16 * Traits::kRowTiles;
 
-struct PartialStates {
-  float* sums;     // [num_states, head_dim]
-  float2* totals;  // [num_states] (reference, sum)
+  static __device__ uint64_t* counter(const PagedAttentionParams& params, unsigned block,
+                                      int fragment) {
+    return static_cast<uint64_t*>(params.workspace) + block * kFragments + fragment;
+  }
+  static __device__ FragmentState* block_state(const PagedAttentionParams& params, unsigned index,
+                                               int fragment) {
+    // An even number of counters keeps the states 16-byte aligned.
+    static_assert(kFragments % 2 == 0);
+    auto* states = reinterpret_cast<FragmentState*>(counter(params, gridDim.x, 0));
+    return states + index * kFragments + fragment;
+  }
 };
 
-__device__ inline PartialStates partial_states(const PagedAttentionParams& params,
-                                               int64_t num_workers) {
-  const bool ranges = params.num_splits == 0;
-  const int64_t num_states = ranges ? 2 * num_workers * kTileRows
-                                    : params.num_tokens * params.num_heads * params.num_splits;
-  float* sums = ranges ? reinterpret_cast<float*>(merge_records(params) + num_workers)
-                       : static_cast<float*>(params.workspace);
-  return {sums, reinterpret_cast<float2*>(sums + num_states * params.cache.head_dim)};
+struct PieceStates {
+  float* sums;     // [T * H * n, head_dim]
+  float2* totals;  // [T * H * n]
+};
+
+__device__ inline PieceStates piece_states(const PagedAttentionParams& params) {
+  auto* sums = static_cast<float*>(params.workspace);
+  const int64_t count = params.num_tokens * params.num_heads * params.num_splits;
+  return {sums, reinterpret_cast<float2*>(sums + count * params.cache.head_dim)};
 }
 
-// Number of the state of row `row` of tile state `index` (num_splits 0).
-__device__ inline int64_t tile_state(int64_t index, int row) { return index * kTileRows + row; }
-
-// Number of the state of piece `piece` of a row (num_splits > 1).
 __device__ inline int64_t piece_state(const PagedAttentionParams& params, int64_t token,
                                       int64_t head, int64_t piece) {
   return (token * params.num_heads + head) * params.num_splits + piece;
 }
+
+constexpr unsigned long long kCounterMark = 0x5061676564000000ull >> 16 << 16;
+constexpr unsigned long long kCounterBits = 0xffff;
+
+// Counts an arrival; returns how many came before. By one thread. Orders what it has seen of other
+// threads' writes before, and theirs before the arrivals that it sees (acquire and release).
+__device__ inline int arrive_at_counter(uint64_t* address) {
+  auto* counter = reinterpret_cast<unsigned long long*>(address);
+  unsigned long long before;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;\n"
+               : "=l"(before)
+               : "l"(counter)
+               : "memory");
+  if ((before & ~kCounterBits) == kCounterMark) return static_cast<int>(before & kCounterBits);
+  // This workspace's first use: whoever comes first replaces what was there.
+  unsigned long long seen = before + 1;
+  while (true) {
+    const unsigned long long count =
+        (seen & ~kCounterBits) == kCounterMark ? seen & kCounterBits : 0;
+    unsigned long long prior;
+    asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;\n"
+                 : "=l"(prior)
+                 : "l"(counter), "l"(seen), "l"(kCounterMark | (count + 1))
+                 : "memory");
+    if (prior == seen) return static_cast<int>(count);
+    seen = prior;
+  }
+}
+
+__device__ inline void reset_counter(uint64_t* address) { *address = kCounterMark; }
 
 }  // namespace pagedkv::cuda

@@ -5,7 +5,7 @@
 // blocks as a batch of these sizes can need: sum of ceil(rows / kRows) <= T * group / kRows + S.
 #pragma once
 
-#include "cuda/attention/decode_plan.cuh"
+#include "cuda/attention/tile_part.cuh"
 
 namespace pagedkv::cuda {
 

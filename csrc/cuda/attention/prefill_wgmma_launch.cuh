@@ -4,27 +4,11 @@
 #include <numeric>
 
 #include "cuda/attention/prefill_wgmma_kernel.cuh"
+#include "cuda/attention/tensor_map.h"
 #include "cuda/device/launch.h"
 #include "pagedkv/kernels/cuda_launchers.h"
 
 namespace pagedkv::cuda {
-
-// cuTensorMapEncodeTiled, found through the runtime: the driver's library is not linked.
-inline auto tensor_map_encoder() {
-  using Encoder = decltype(&cuTensorMapEncodeTiled);
-  static const Encoder encoder = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                cudaEnableDefault, &result),
-               "cuTensorMapEncodeTiled");
-    if (result != cudaDriverEntryPointSuccess) {
-      throw std::runtime_error("pagedkv: the driver has no cuTensorMapEncodeTiled");
-    }
-    return reinterpret_cast<Encoder>(function);
-  }();
-  return encoder;
-}
 
 // Boxes of 64 columns and box_rows tokens of one head of one block; columns past head_dim read as
 // 0.

@@ -2,8 +2,8 @@
 // through shared memory, where the tile's queries were, so that a warp writes whole rows at a time.
 #pragma once
 
-#include "cuda/attention/decode_plan.cuh"
 #include "cuda/attention/softmax.cuh"
+#include "cuda/attention/tile_part.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/wgmma.cuh"

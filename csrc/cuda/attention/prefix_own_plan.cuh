@@ -7,8 +7,8 @@
 // line of the same length; its ends may cut tiles. A tile without keys is 1 long.
 #pragma once
 
-#include "cuda/attention/decode_plan.cuh"
 #include "cuda/attention/prefix_groups.cuh"
+#include "cuda/attention/tile_part.cuh"
 
 namespace pagedkv::cuda {
 

@@ -10,8 +10,8 @@
 // as keys: sequence.seq_len is prefix_len, part.seq the group's first sequence, whose table serves.
 #pragma once
 
-#include "cuda/attention/decode_plan.cuh"
 #include "cuda/attention/prefix_groups.cuh"
+#include "cuda/attention/tile_part.cuh"
 
 namespace pagedkv::cuda {
 

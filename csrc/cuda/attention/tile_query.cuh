@@ -1,9 +1,9 @@
 // A warp's 16 packed rows: their query fragments, their positions and what they see.
 #pragma once
 
-#include "cuda/attention/decode_plan.cuh"
 #include "cuda/attention/fragments.cuh"
 #include "cuda/attention/softmax.cuh"
+#include "cuda/attention/tile_part.cuh"
 #include "cuda/device/numeric.cuh"
 
 namespace pagedkv::cuda {

@@ -1,9 +1,9 @@
 // Finished rows of out and lse from a warp's fragments, for the prefill kernels.
 #pragma once
 
-#include "cuda/attention/decode_plan.cuh"
 #include "cuda/attention/fragments.cuh"
 #include "cuda/attention/softmax.cuh"
+#include "cuda/attention/tile_part.cuh"
 
 namespace pagedkv::cuda {
 

@@ -120,8 +120,21 @@ __device__ inline void arrive_expecting(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+// Counts as an arrival once this thread's cp.async copies so far have landed.
+__device__ inline void arrive_with_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
 // Until the phase of this parity has ended.
 __device__ inline void wait_barrier(uint32_t barrier, int parity) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  asm volatile(
+      "{.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra again;}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#else
   asm volatile(
       "{.reg .pred done;\n"
       "again:\n"
@@ -129,6 +142,7 @@ __device__ inline void wait_barrier(uint32_t barrier, int parity) {
       "@!done bra again;}\n" ::"r"(barrier),
       "r"(parity)
       : "memory");
+#endif
 }
 
 // The reverse of ldmatrix: four 8x8 matrices of 16-bit elements, a row's pairs in lanes 4 row ..
@@ -150,7 +164,9 @@ __device__ inline uint4 load_shared_16(uint32_t address) {
 
 // Ordinary writes to shared memory before it are seen by wgmma after it (and a barrier).
 __device__ inline void publish_shared_writes() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+#endif
 }
 
 // A box of a 4-dimensional tensor into shared memory; its bytes arrive at the barrier.
@@ -160,6 +176,26 @@ __device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, int x0,
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%2,%3,%4,%5}], [%6];\n" ::"r"(shared),
       "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
+      : "memory");
+}
+
+// The same of a 5-dimensional tensor.
+__device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, int x0, int x1, int x2,
+                                int x3, int x4, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2,%3,%4,%5,%6}], [%7];\n" ::"r"(shared),
+      "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(barrier)
+      : "memory");
+}
+
+// `bytes` in a row, a multiple of 16, both addresses too; they arrive at the barrier.
+__device__ inline void copy_bytes(uint32_t shared, const void* global, int bytes,
+                                  uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
 }
 

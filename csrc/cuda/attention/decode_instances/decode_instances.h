@@ -1,5 +1,5 @@
 // The instantiations of decode attention, one file for each activation type and cache type, five
-// padded head sizes in each: 30 kernels.
+// padded head sizes and two numbers of rows of a tile in each: 60 kernels.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,0 +1,64 @@
+// Tensor maps of the cache, which the copies of sm_90 need: made on the host at every launch.
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/device/launch.h"
+#include "pagedkv/kernels/attention_params.h"
+
+namespace pagedkv::cuda {
+
+// cuTensorMapEncodeTiled, found through the runtime: the driver's library is not linked.
+inline auto tensor_map_encoder() {
+  using Encoder = decltype(&cuTensorMapEncodeTiled);
+  static const Encoder encoder = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                cudaEnableDefault, &result),
+               "cuTensorMapEncodeTiled");
+    if (result != cudaDriverEntryPointSuccess) {
+      throw std::runtime_error("pagedkv: the driver has no cuTensorMapEncodeTiled");
+    }
+    return reinterpret_cast<Encoder>(function);
+  }();
+  return encoder;
+}
+
+// Boxes of box_rows tokens of one head of one block, cut in columns of 128 bytes, each column
+// [box_rows, 128 bytes], swizzled. whole_columns: dimensions are (element of a column, token,
+// column, head, block) and a box has all columns, which head_dim must fill; else (element, token,
+// 1, head, block), a box has one column, and elements past head_dim read as 0.
+// Bits are moved as they are: types of one size travel as one. Strides in elements.
+inline CUtensorMap columns_map(const void* data, const ConstKvCache& cache, uint64_t element_bytes,
+                               int64_t stride_block, int64_t stride_head, int64_t stride_token,
+                               int box_rows, bool whole_columns) {
+  constexpr cuuint64_t kColumnBytes = 128;
+  const cuuint64_t column = kColumnBytes / element_bytes;
+  const auto head_dim = static_cast<cuuint64_t>(cache.head_dim);
+  const cuuint64_t columns = whole_columns ? head_dim / column : 1;
+  const cuuint64_t sizes[] = {
+      whole_columns ? column : head_dim, static_cast<cuuint64_t>(cache.block_size), columns,
+      static_cast<cuuint64_t>(cache.num_kv_heads), static_cast<cuuint64_t>(cache.num_blocks)};
+  const cuuint64_t strides[] = {stride_token * element_bytes, kColumnBytes,
+                                stride_head * element_bytes, stride_block * element_bytes};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(column), static_cast<cuuint32_t>(box_rows),
+                            static_cast<cuuint32_t>(columns), 1, 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
+  CUtensorMap map{};
+  const CUresult status = tensor_map_encoder()(
+      &map, element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16, 5,
+      const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) {
+    throw std::runtime_error("pagedkv: no tensor map for a cache of " +
+                             std::to_string(cache.num_blocks) + " blocks, strides " +
+                             std::to_string(stride_block) + ", " + std::to_string(stride_head) +
+                             ", " + std::to_string(stride_token) + ": CUDA driver error " +
+                             std::to_string(static_cast<int>(status)));
+  }
+  return map;
+}
+
+}  // namespace pagedkv::cuda
