@@ -227,6 +227,12 @@ def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
 
     The effect is that of running the pairs one after another.
 
+    With a GPU it is work on the current stream, in its order; the call returns before it has run.
+    To overlap it with the model, call it on a stream of its own, behind an event of whoever wrote
+    the source, and let whoever uses the destination wait for an event recorded after it. Until that
+    event the pinned pool must stay allocated and unwritten. Runs of 256 KiB and more (a block-major
+    pool) go by the copy engines, beside the model's kernels; shorter ones by a kernel.
+
     Args:
         source, destination: [num_layers, 2, num_blocks_of_each, num_kv_heads, block_size,
             head_dim], one dtype, any strides with a contiguous last dimension; on one device, or
