@@ -265,8 +265,9 @@ __device__ void next_piece(const DecodePlan<Traits>& plan, DecodeShared<Traits>&
   const unsigned begin = min(piece * share, num_units);
   shared.piece = static_cast<int>(piece);
   shared.piece_range.start = {start.seq, 0, start.line};
-  shared.piece_range.at = tile * num_units + begin;
   shared.piece_range.count = min(share, num_units - begin);
+  // An empty piece is none of the next tile.
+  shared.piece_range.at = tile * num_units + (shared.piece_range.count > 0 ? begin : 0);
 }
 
 // Small tables to the L2, while the lengths are read. The threads of the grid share them.
