@@ -135,7 +135,6 @@ def _cuda_extension() -> Extension:
                 "-O3",
                 "-std=c++20",
                 STABLE_ABI,
-                "-lineinfo",
                 "--expt-relaxed-constexpr",
                 "-U__CUDA_NO_HALF_OPERATORS__",
                 "-U__CUDA_NO_HALF_CONVERSIONS__",
