@@ -289,7 +289,6 @@ __global__ void __launch_bounds__(
   using Traits = DecodeTraits<T, C, kDim, kRowTiles, kCompiledForHopper>;
   extern __shared__ __align__(1024) char rings[];
   __shared__ DecodeShared<Traits> shared;
-  allow_next_kernel();
   const bool multiplies = threadIdx.x < Traits::kThreads;
   const int warp = static_cast<int>(threadIdx.x) / 32 % Traits::kWarps;  // of its kind
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -300,6 +299,8 @@ __global__ void __launch_bounds__(
   if (multiplies) ring.init(lane);
   publish_shared_writes();
   wait_previous_kernel();
+  // Not before: kernels behind this one may start beside it and read what was written before it.
+  allow_next_kernel();
   const DecodePlan<Traits> plan(params, setup);
   prefetch_tables(params);
   const BlockRange range = plan_block(plan, shared.plan);
