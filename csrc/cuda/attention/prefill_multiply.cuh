@@ -30,7 +30,8 @@ __device__ void zero_hidden_values(const TilePart& part, int first, char* tile, 
   sync_threads(1 + thread / 128, 128);
 }
 
-template <class Traits, class T>
+// Work: what the tiles are (prefill_work.cuh).
+template <class Traits, class T, class Work>
 class PrefillMultiplier {
  public:
   __device__ PrefillMultiplier(const PagedAttentionParams& params, TileRing& ring,
@@ -126,8 +127,8 @@ class PrefillMultiplier {
   __device__ const TilePart* next_tile() {
     while (const TilePart* part = reader_.next()) {
       if (part->num_steps > 0) return part;
-      write_empty_rows<T>(params_, *part, group_, mine(*part).first_row,
-                          skipped() < part->num_rows ? mine(*part).num_rows : 0, lane());
+      Work::template write_empty<T>(params_, *part, group_, mine(*part).first_row,
+                                    skipped() < part->num_rows ? mine(*part).num_rows : 0, lane());
       reader_.release(part, lane());
     }
     return nullptr;
@@ -145,17 +146,17 @@ class PrefillMultiplier {
   __device__ __forceinline__ void write(const TilePart& part, OnlineSoftmax& softmax,
                                         const float (&out)[kOutTiles][4], int query_stage) {
     if (skipped() >= part.num_rows) return;
-    write_warp_rows<Traits, T>(params_, part, group_, part.first_row + skipped(),
-                               min(kTileRows, part.num_rows - skipped()), softmax, out,
-                               queries_ + query_stage * Traits::kQueryBytes + skipped() * 128,
-                               lane());
+    Work::template write<Traits, T>(params_, part, group_, part.first_row + skipped(),
+                                    min(kTileRows, part.num_rows - skipped()), softmax, out,
+                                    queries_ + query_stage * Traits::kQueryBytes + skipped() * 128,
+                                    lane());
   }
 
   // Steps are numbered from 0, taken from the last to the first.
   __device__ __forceinline__ void begin_tile(const TilePart& part) {
     step_ = part.num_steps - 1;
     first_ = part.base_key + step_ * Traits::kKeys;
-    rows_ = tile_rows(params_, mine(part), group_, lane());
+    rows_ = Work::rows(params_, mine(part), group_, lane());
     scale_ = logit_scale(params_, part.kv_head);
     fast_low_ = part.step_begin;
     fast_high_ = bare_ && scale_.factor > 0.0f ? part.step_end : 0;

@@ -5,6 +5,9 @@
 // chooses the tiles and feeds them tiles of 128 keys, warp 1 of 128 values, one box of a block's
 // rows an instruction; warps 2 and 3 gather the next tile's queries. All hand over by mbarriers, so
 // the copies run ahead across tiles. FLOPs: 4 * rows * keys * head_dim.
+//
+// Work says what the tiles are: prefill's (prefill_work.cuh), or those over shared prefixes
+// (prefix_work.cuh).
 #pragma once
 
 #include "cuda/attention/prefill_feed.cuh"
@@ -12,11 +15,11 @@
 
 namespace pagedkv::cuda {
 
-template <class Traits>
+template <class Traits, class Work>
 struct PrefillShared {
   TileRing ring;
   PrefillBarriers<Traits> barriers;
-  int64_t scratch[Traits::kThreads / 32];
+  int64_t scratch[Work::template kScratch<Traits::kThreads>];
 };
 
 template <int kStages>
@@ -28,7 +31,7 @@ __device__ void init_pipeline(PipelineBarriers<kStages>& barriers, int fillers, 
 }
 
 // counter: of tiles taken beyond each block's first, 0 at the start; or null.
-template <class T, int kDim>
+template <class T, int kDim, class Work>
 __global__ void __launch_bounds__(WgmmaTraits<kDim>::kThreads, 1)
     prefill_wgmma_kernel(const __grid_constant__ PagedAttentionParams params,
                          const __grid_constant__ CUtensorMap key_map,
@@ -39,7 +42,7 @@ __global__ void __launch_bounds__(WgmmaTraits<kDim>::kThreads, 1)
   using KeyFeeder = BoxFeeder<Traits, Traits::kKeyStages>;
   using ValueFeeder = BoxFeeder<Traits, Traits::kValueStages>;
   extern __shared__ char unaligned[];
-  __shared__ PrefillShared<Traits> shared;
+  __shared__ PrefillShared<Traits, Work> shared;
   char* operands = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   const uint32_t queries = shared_address(operands);
   const uint32_t keys = queries + Traits::kQueryStages * Traits::kQueryBytes;
@@ -53,8 +56,8 @@ __global__ void __launch_bounds__(WgmmaTraits<kDim>::kThreads, 1)
     publish_shared_writes();
   }
   // Has a barrier of the block inside, behind which the mbarriers can be used.
-  const PrefillTiles<Traits::kRows, Traits::kKeys> tiles =
-      plan_prefill<Traits::kThreads, Traits::kRows, Traits::kKeys>(params, shared.scratch);
+  const auto tiles =
+      Work::template plan<Traits::kThreads, Traits::kRows, Traits::kKeys>(params, shared.scratch);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < 128) {
     give_registers<40>();
@@ -70,10 +73,11 @@ __global__ void __launch_bounds__(WgmmaTraits<kDim>::kThreads, 1)
     }
   } else {
     take_registers<232>();
-    PrefillMultiplier<Traits, T>(params, shared.ring, shared.barriers, queries, keys, values,
-                                 operands + (values - queries), thread - 128)
+    PrefillMultiplier<Traits, T, Work>(params, shared.ring, shared.barriers, queries, keys, values,
+                                       operands + (values - queries), thread - 128)
         .run();
   }
+  Work::end();
 #else
   __trap();  // built for another architecture: launch_prefill_attention does not come here
 #endif

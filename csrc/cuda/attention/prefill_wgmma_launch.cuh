@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "cuda/attention/prefill_wgmma_kernel.cuh"
+#include "cuda/attention/prefill_work.cuh"
 #include "cuda/attention/tensor_map.h"
 #include "cuda/device/launch.h"
 #include "pagedkv/kernels/cuda_launchers.h"
@@ -65,7 +66,7 @@ void launch_prefill_wgmma(const PagedAttentionParams& params, cudaStream_t strea
   const CUtensorMap value_map =
       cache_map(cache.value, cache, cache.value_stride_block, cache.value_stride_head,
                 cache.value_stride_token, box_rows);
-  auto* kernel = prefill_wgmma_kernel<T, kDim>;
+  auto* kernel = prefill_wgmma_kernel<T, kDim, PrefillWork>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   Traits::kSharedBytes),
              "paged_attention (prefill): shared memory");

@@ -2,6 +2,8 @@
 // prefix_instances/ defines some.
 #pragma once
 
+#include "cuda/attention/prefill_instances/prefill_instances.h"
+#include "cuda/attention/prefix_instances/prefix_instances.h"
 #include "cuda/attention/prefix_mma_kernel.cuh"
 #include "cuda/attention/prefix_own_kernel.cuh"
 #include "cuda/device/overlapped_launch.cuh"
@@ -37,6 +39,7 @@ void launch_prefix_own(const PagedAttentionParams& params, cudaStream_t stream) 
 template <class T, class C, int kDim>
 void launch_prefix(const PagedAttentionParams& params, cudaStream_t stream) {
   launch_prefix_own<T, C, kDim>(params, stream);
+  if (has_prefill_wgmma(params)) return launch_prefix_wgmma(params, stream);
   launch_prefix_mma<T, C, kDim>(params, stream);
 }
 
