@@ -20,6 +20,11 @@ void launch_decode_on(const PagedAttentionParams& params, cudaStream_t stream) {
              "paged_attention (decode): shared memory");
   const ConstKvCache& cache = params.cache;
   const int blocks = num_multiprocessors();
+  const int64_t needed = params.num_splits == 0 ? RangeStates<Traits>::bytes(blocks) : 0;
+  if (needed > params.workspace_bytes) {
+    throw std::runtime_error("pagedkv: decode needs a workspace of " + std::to_string(needed) +
+                             " bytes, got " + std::to_string(params.workspace_bytes));
+  }
   DecodeSetup setup{};
   setup.box_rows =
       static_cast<int>(std::gcd<int64_t, int64_t>(cache.block_size, Traits::kUnitKeys));

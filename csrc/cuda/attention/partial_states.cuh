@@ -30,6 +30,9 @@ template <class Traits>
 struct RangeStates {
   static constexpr int kFragments = Traits::kDim / 16 * Traits::kRowTiles;
 
+  static constexpr int64_t bytes(int64_t blocks) {
+    return blocks * kFragments * static_cast<int64_t>(8 + 2 * sizeof(FragmentState));
+  }
   static __device__ uint64_t* counter(const PagedAttentionParams& params, unsigned block,
                                       int fragment) {
     return static_cast<uint64_t*>(params.workspace) + block * kFragments + fragment;
