@@ -5,9 +5,8 @@
 #include "cuda/attention/decode_merge.h"
 #include "cuda/attention/partial_states.cuh"
 #include "cuda/attention/prefix_groups.cuh"
-#include "cuda/device/launch.h"
-#include "cuda/device/mma.cuh"
 #include "cuda/device/numeric.cuh"
+#include "cuda/device/overlapped_launch.cuh"
 
 namespace pagedkv::cuda {
 namespace {
@@ -115,17 +114,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 template <class Kernel>
 void launch(const Kernel& kernel, dim3 grid, const PagedAttentionParams& params,
             cudaStream_t stream) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(kWarps * 32);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs =
-      device_attribute(cudaDevAttrComputeCapabilityMajor, current_device()) >= 9 ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, params), "paged_attention (merge)");
+  launch_overlapped("paged_attention (merge)", kernel, grid, dim3(kWarps * 32), stream, params);
 }
 
 }  // namespace

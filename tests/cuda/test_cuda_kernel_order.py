@@ -1,0 +1,60 @@
+"""Kernels that overlap the end of the one before them still see all that it wrote."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pagedkv import ops
+
+ROWS, SHARED, OWN, BLOCK, HEADS, KV_HEADS, DIM = 64, 16, 1, 16, 8, 2, 128  # lengths in blocks
+
+
+@pytest.mark.parametrize("num_splits", [0, 3])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("query_len", [1, 16])
+def test_attention_sees_the_keys_that_the_op_before_it_wrote(
+    query_len, grouped, num_splits, device
+) -> None:
+    # A long write, the blocks that matter last in it, then attention at once; the same again when
+    # the write has ended for certain.
+    spare = 2000  # blocks that only make the write long
+    used = SHARED + ROWS * OWN
+    caches = [
+        torch.zeros(used + spare, KV_HEADS, BLOCK, DIM, device=device).bfloat16() for _ in range(2)
+    ]
+    own = torch.arange(SHARED, used).view(ROWS, OWN)
+    tables = torch.cat([torch.arange(SHARED).expand(ROWS, SHARED), own], 1).int().to(device)
+    slots = torch.arange((used + spare) * BLOCK, device=device).flip(0)
+    positions = torch.zeros_like(slots)
+    table = torch.cat([torch.ones(1, DIM // 2), torch.zeros(1, DIM // 2)], 1).to(device)
+    tokens = ROWS * query_len
+    call = {
+        "block_tables": tables,
+        "seq_lens": torch.full((ROWS,), (SHARED + OWN) * BLOCK, dtype=torch.int32, device=device),
+        "query_start_loc": torch.arange(0, tokens + 1, query_len, device=device).int(),
+        "max_query_len": query_len,
+        "scale": DIM**-0.5,
+        "num_splits": num_splits,
+        "prefix_groups": torch.tensor([[0, ROWS, SHARED]], dtype=torch.int32, device=device)
+        if grouped
+        else None,
+    }
+    rows = len(slots)
+    for fused in (False, True, False, True):
+        key, value = torch.randn(2, rows, KV_HEADS, DIM, device=device).bfloat16()
+        query = torch.randn(rows, HEADS, DIM, device=device).bfloat16()
+        outs = [
+            torch.full((tokens, HEADS, DIM), math.nan, device=device).bfloat16() for _ in range(2)
+        ]
+        torch.cuda.synchronize()
+        if fused:  # position 0: turned by no angle
+            ops.fused_rotary_reshape_and_cache(positions, query, key, value, table, *caches, slots)
+        else:
+            ops.reshape_and_cache(key, value, *caches, slots)
+        ops.paged_attention(outs[0], None, query[:tokens], *caches, **call)
+        torch.cuda.synchronize()
+        ops.paged_attention(outs[1], None, query[:tokens], *caches, **call)
+        assert torch.equal(outs[0].view(torch.int16), outs[1].view(torch.int16))
