@@ -130,8 +130,8 @@ def test_the_gate_for_llama_3_8b() -> None:
         return len(groups) == 1
 
     assert is_worth_it(256, 2048)
-    assert is_worth_it(32, 1024)
-    assert is_worth_it(8, 16384)
-    assert not is_worth_it(8, 2048)
-    assert not is_worth_it(64, 256)
-    assert not is_worth_it(2, 8192)
+    assert is_worth_it(256, 1024)
+    assert is_worth_it(128, 2048)
+    assert not is_worth_it(64, 2048)
+    assert not is_worth_it(256, 128)
+    assert not is_worth_it(8, 16384)

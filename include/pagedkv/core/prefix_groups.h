@@ -6,8 +6,8 @@
 // neighbouring sequences of the batch; arrange() first brings together those that share.
 //
 // The rule. Costs are counted in keys read: 1 is the time to read one token's K and V of one layer
-// from the GPU's memory. A group of n sequences over a prefix of L tokens saves n - 1 readings of
-// it,
+// where another sequence reads them at the same time. A group of n sequences over a prefix of L
+// tokens saves n - 1 readings of it,
 //   saved = (n - 1) * L - n * per_row - m * L * per_row_key
 // where per_row is what a sequence's partial states cost, and per_row_key one product of a sequence
 // with one key, which the reading does not hide any more; products are made for m sequences, n

@@ -1,8 +1,8 @@
 """When sharing a prefix pays, and what it costs on a GPU: the arguments of `PrefixGrouper`.
 
-The rule. Costs are counted in keys read: 1 is the time to read one token's K and V of one layer
-from the GPU's memory. A group of n sequences over a prefix of L tokens saves, with m = n rounded up
-to whole tiles of seqs_per_tile,
+The rule. Costs are counted in keys read: 1 is the time to read one token's K and V of one layer,
+on a GPU from the L2, where the first sequence's reading leaves them for the others. A group of n
+sequences over a prefix of L tokens saves, with m = n rounded up to whole tiles of seqs_per_tile,
 
     saved = (n - 1) * L - n * per_row - m * L * per_row_key
 
@@ -38,10 +38,10 @@ class PrefixRates:
     """Rates of one GPU. The defaults are an H200's: benchmarks/results has the measurements that
     they were fitted to."""
 
-    read: float = 4.3e12  # bytes/s of K and V from the GPU's memory
+    read: float = 1.5e13  # bytes/s of K and V that another sequence reads too: from the L2
     states: float = 4.3e12  # bytes/s of partial states, written and read
     products: float = 1.75e14  # FLOP/s of the prefix's tiles
-    launches_us: float = 24.0  # starts and ends of the three kernels that a call has more
+    launches_us: float = 35.0  # starts and ends of the three kernels that a call has more
 
 
 def prefix_costs(
@@ -57,11 +57,11 @@ def prefix_costs(
     Args: element_bytes: of the cache, 1 for float8.
 
     Example: Llama-3-8B, 32 query heads and 8 KV heads of 128, bf16. A key has 4,096 bytes and takes
-    0.95 ns to read; the launches are worth 25,195 keys, which groups have to save together:
+    0.27 ns to read; the launches are worth 128,174 keys, which groups have to save together:
 
         >>> costs = prefix_costs(32, 8, 128)
         >>> round(costs["per_step"]), costs["seqs_per_tile"]
-        (25195, 32)
+        (128174, 32)
     """
     used = PrefixRates() if rates is None else rates
     key_seconds = 2 * num_kv_heads * head_dim * element_bytes / used.read
