@@ -5,18 +5,27 @@ from __future__ import annotations
 import json
 import logging
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_model import make_engine
 from recorded_runs import SMALL, RecordedRun
 
 from pagedkv.replay import Recorder, load
+from pagedkv.replay.lines import plain
 from pagedkv.replay.recording import Arrival
 from pagedkv.replay.scripts import Scripts
 from pagedkv.replay.token_names import RESERVED
 from pagedkv.sampling_params import SamplingParams
+
+
+@dataclass
+class NestedRecord:
+    number: np.int64
+
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
@@ -222,3 +231,10 @@ def test_a_header_that_cannot_be_written_is_told_at_once(
     monkeypatch.setattr(recorder, "_file", open("/dev/full", "wb"))  # noqa: SIM115
     with pytest.raises(OSError, match="No space left"):
         engine.observe(recorder)
+
+
+def test_any_record_has_a_form_in_a_line() -> None:
+    value = {"a": np.float64(0.5), "b": (np.arange(2), None), 3: NestedRecord(np.int64(7))}
+    assert plain(value) == {"a": 0.5, "b": [[0, 1], None], "3": {"number": 7}}
+    with pytest.raises(TypeError, match="which has no form in a recording"):
+        plain({"a": object()})

@@ -58,6 +58,11 @@ MALFORMED: dict[str, tuple[int, Callable[[bytes], bytes], str]] = {
     "no blocks": (1, edited(lambda v: v["facts"].update(num_blocks=0)), "num_blocks must be at"),
     "length": (1, edited(lambda v: v["facts"].update(max_model_len="x")), "max_model_len must be"),
     "CPU": (1, edited(lambda v: v["facts"].update(num_cpu_blocks=-1)), "num_cpu_blocks must be"),
+    "salts": (
+        2,
+        edited(lambda v: v.update(stop_ids=["x"])),
+        "stop_ids must hold values of type int",
+    ),
     "kind": (2, edited(lambda v: v.update(kind="party")), "unknown kind 'party'"),
     "missing": (2, edited(lambda v: v.pop("prompt")), "'prompt' is missing"),
     "prompt": (2, edited(lambda v: v.update(prompt=[-5])), "no token ids"),
@@ -110,6 +115,20 @@ def test_a_malformed_step_is_told(tokenizer_folder: Path, tmp_path: Path, name: 
     with pytest.raises(RecordingError, match="line 3: ") as caught:
         load(path)
     assert message in str(caught.value)
+
+
+def test_candidates_that_do_not_fit_together_are_told(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    run = RecordedRun(tokenizer_folder, path)
+    run.engine.add_request("a", "hi", SamplingParams(temperature=0, max_tokens=2, beam_width=2))
+    run.recording()
+    lines = path.read_bytes().splitlines()
+    lines[2] = edited(lambda v: v["candidates"]["marks"].append(1))(lines[2])
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(RecordingError, match="line 3: candidates of different lengths"):
+        load(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"half a header"])

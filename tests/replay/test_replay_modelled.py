@@ -12,6 +12,7 @@ from recorded_runs import RecordedRun, random_run
 
 from pagedkv.replay import Recording, changed_settings, settings_of
 from pagedkv.replay.driving import Drive
+from pagedkv.replay.metrics import measure
 from pagedkv.replay.modelled import AsModelled
 from pagedkv.replay.recording import Abort, Arrival, Fork, Step
 from pagedkv.replay.scripts import Scripts
@@ -173,6 +174,8 @@ def test_an_abort_comes_at_its_time_or_when_no_token_is_left(
     slow = drive_of(recording, times(abort.time_s / 2.5))
     assert len(list(slow.steps())) == 3
     check_whole(slow)
+    slow_steps = list(drive_of(recording, times(abort.time_s / 2.5)).steps())
+    assert measure(recording.events, slow_steps, 4).e2e.num == 0
     fast = drive_of(recording, times(abort.time_s / 1000))
     steps = list(fast.steps())
     assert steps[-1].ends == [("a", "abort", 8)]
@@ -283,3 +286,22 @@ def test_pseudonyms_share_what_the_ids_share_at_any_block_size(
         assert steps[-1].statistics["prefix_cache_hits"] > 0
         decided.append([(step.line, step.statistics) for step in steps])
     assert decided[0] == decided[1]
+
+
+def test_a_fork_whose_name_is_still_in_use_is_left_out(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    run = RecordedRun(tokenizer_folder, tmp_path / "run.jsonl")
+    run.engine.add_request("a", "x" * 10, LONG)
+    run.engine.add_request("a-1", "y" * 10, SamplingParams(max_tokens=2, ignore_eos=True))
+    for _ in range(4):
+        run.engine.step()
+    assert run.engine.fork("a", 1) == ["a-1"]
+    recording = run.recording()
+    in_turns = drive_of(recording, max_num_seqs=1)
+    ends = [end for step in in_turns.steps() for end in step.ends]
+    assert ends == [("a", "length", 40), ("a-1", "length", 2)]
+    assert in_turns.refused == [("a-1 (2)", "request id 'a-1' is in use by an unfinished request")]
+    beside = drive_of(recording)
+    assert ("a-1 (2)", "length", 40) in [end for step in beside.steps() for end in step.ends]
+    assert beside.refused == []

@@ -75,11 +75,6 @@ class AsRecorded:
         self._steps = recording.steps
         self._k = 0
 
-    @property
-    def num_steps(self) -> int:
-        """Replayed so far."""
-        return self._k
-
     def request(self, arrival: Arrival) -> Request:
         return arrival.request
 
