@@ -48,8 +48,10 @@ BlockManager::BlockManager(const BlockManagerConfig& config)
       cpu_pool_(checked("num_cpu_blocks", config.num_cpu_blocks, 0, kMaxNumBlocks),
                 config.shuffle_seed) {
   const auto bits = static_cast<std::int32_t>(checked("hash_bits", config.hash_bits, 1, 128));
-  if (config.hash_secret && config.hash_secret->empty()) {
-    throw std::invalid_argument("hash_secret must have at least one byte, got none");
+  if (config.hash_secret && config.hash_secret->size() < kMinHashSecretBytes) {
+    throw std::invalid_argument("hash_secret must have at least " +
+                                std::to_string(kMinHashSecretBytes) + " bytes, got " +
+                                std::to_string(config.hash_secret->size()));
   }
   if (config.enable_prefix_caching) {
     cache_.emplace(pool_.num_blocks(), block_size_, config.hash_secret, bits);

@@ -56,8 +56,9 @@ def run(
     """run("generate", "fake", ..., stdin="...") -> Result."""
     from pagedkv.cli import main
 
-    def call(*args: str, stdin: str = "") -> Result:
-        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+    def call(*args: str, stdin: str | bytes = "") -> Result:
+        data = stdin if isinstance(stdin, bytes) else stdin.encode()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
         capsys.readouterr()
         with pytest.raises(SystemExit) as caught:
             main(args)

@@ -133,6 +133,46 @@ def test_errors_go_to_stderr_with_their_exit_code(
     assert result.out == ""
 
 
+@pytest.mark.parametrize(
+    ("args", "stdin", "what", "where"),
+    [
+        (["-p", "caf\udce9 au lait"], b"", "--prompt", "0xe9 at byte 4 of 12"),
+        (["-p", "a", "-p", "\udcff"], b"", "--prompt number 2", "0xff at byte 1 of 1"),
+        (["-p", "a", "--stop", "\udcff"], b"", "--stop", "0xff at byte 1 of 1"),
+        ([], "\u00e9\n".encode() + b"caf\xe9\n", "standard input", "0xe9 at byte 7 of 8"),
+    ],
+)
+def test_bytes_that_are_not_text_are_named_with_their_place(
+    run: Any, args: list[str], stdin: bytes, what: str, where: str
+) -> None:
+    result = run("generate", "fake", *args, stdin=stdin)
+    assert result.code == 1
+    assert f"pagedkv: error: {what} is not valid UTF-8: byte {where}" in result.err
+    assert result.out == ""
+
+
+def test_a_real_argument_that_is_not_text_is_refused_before_the_model_loads() -> None:
+    command = [sys.executable, "-m", "pagedkv", "generate", "no such model", "-p", b"caf\xe9"]
+    run = subprocess.run(command, capture_output=True, check=False)
+    assert run.returncode == 1
+    assert b"--prompt is not valid UTF-8: byte 0xe9 at byte 4 of 4" in run.stderr
+
+
+def test_chat_goes_on_after_a_line_that_is_not_text(run: Any) -> None:
+    result = run("chat", "fake", "--max-tokens", "3", stdin=b"hi\ncaf\xe9\r\nhi\n")
+    assert result.code == 1
+    assert "the line is not valid UTF-8: byte 0xe9 at byte 4 of 6" in result.err
+    assert result.out.count("\n") >= 2
+    assert "--system is not valid UTF-8" in run("chat", "fake", "--system", "\udcff").err
+
+
+def test_line_ends_of_any_system_are_the_same_prompt(run: Any) -> None:
+    texts = {
+        run("generate", "fake", stdin=b"a" + end + b"b").out for end in (b"\n", b"\r\n", b"\r")
+    }
+    assert len(texts) == 1
+
+
 def test_chat_answers_each_line_and_keeps_the_history(run: Any, fakes: list[FakeModel]) -> None:
     options = ["--temperature", "0", "--max-tokens", "20", "--block-size", "4"]
     result = run("chat", "fake", *options, "--system", "brief", stdin="hello\nagain\n\n/exit\nno\n")

@@ -204,7 +204,8 @@ TEST(BlockManager, refuses_an_impossible_configuration) {
   refused({.num_blocks = 4, .watermark = 1.0}, "watermark must be at least 0 and below 1, got 1");
   refused({.num_blocks = 4, .watermark = std::numeric_limits<double>::quiet_NaN()},
           "watermark must be");
-  refused({.num_blocks = 4, .hash_secret = ""}, "hash_secret must have at least one byte");
+  refused({.num_blocks = 4, .hash_secret = ""}, "hash_secret must have at least 16 bytes, got 0");
+  refused({.num_blocks = 4, .hash_secret = "fifteen bytes.."}, "at least 16 bytes, got 15");
   refused({.num_blocks = 4, .hash_bits = 0}, "hash_bits must be between 1 and 128, got 0");
 }
 

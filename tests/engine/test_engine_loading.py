@@ -57,11 +57,13 @@ def test_generation_config_may_name_one_end_token_several_or_none() -> None:
             named_eos({"eos_token_id": junk})
 
 
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin", None])
 def test_an_unsupported_architecture_is_named_before_anything_else_is_missed(
-    tmp_path: Path,
+    tmp_path: Path, weights: str | None
 ) -> None:
     config = {"architectures": ["GPT2LMHeadModel"], "torch_dtype": "int8"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    if weights is not None:
+        save_file({"a": torch.zeros(2)}, tmp_path / weights)
     with pytest.raises(ValueError, match=r"GPT2LMHeadModel is not supported; .* LlamaForCausalLM"):
         LLM(str(tmp_path))

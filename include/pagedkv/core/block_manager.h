@@ -57,13 +57,16 @@
 
 namespace pagedkv {
 
+inline constexpr std::size_t kMinHashSecretBytes = 16;  // as wide as the hash
+
 struct BlockManagerConfig {
   std::int64_t num_blocks = 0;   // 1..kMaxNumBlocks
   std::int64_t block_size = 16;  // tokens, 1..kMaxBlockSize
   std::int64_t num_cpu_blocks = 0;
   double watermark = 0.01;  // fraction of the pool that admission leaves allocatable, [0, 1)
   bool enable_prefix_caching = true;
-  std::optional<std::string> hash_secret = std::nullopt;     // none: random, one per process
+  // At least kMinHashSecretBytes; none: random, one per process.
+  std::optional<std::string> hash_secret = std::nullopt;
   std::int64_t hash_bits = 128;                              // fewer weaken the hash, for tests
   std::optional<std::uint64_t> shuffle_seed = std::nullopt;  // initial order of the free list
 };

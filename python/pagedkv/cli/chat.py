@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pagedkv.cli import options
+from pagedkv.cli import options, text_input
 
 if TYPE_CHECKING:
     from pagedkv.engine import Engine
@@ -45,8 +45,9 @@ def chat(
         top_p=top_p,
         seed=seed,
         max_tokens=max_tokens,
-        stop=stop or (),
+        stop=text_input.checked_arguments("--stop", stop or ()),
     )
+    first = text_input.checked_arguments("--system", [] if system is None else [system])
     engine = options.load_engine(
         model,
         record=record,
@@ -57,13 +58,19 @@ def chat(
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=cache_bytes,
     )
-    conversation = Conversation(engine, params, system)
+    conversation = Conversation(engine, params, first)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         print(_COMMANDS, file=sys.stderr)
     has_failed = False
-    while (line := _read_line(is_terminal)) is not None:
-        if line == "/exit":
+    while True:
+        try:
+            line = _read_line(is_terminal)
+        except text_input.NotTextError as refusal:
+            print(f"pagedkv: error: {refusal}", file=sys.stderr)
+            has_failed = True
+            continue
+        if line is None or line == "/exit":
             break
         if line == "/clear":
             conversation.clear()
@@ -76,10 +83,10 @@ def chat(
 class Conversation:
     """The messages so far. A turn that fails or is interrupted leaves them as they were."""
 
-    def __init__(self, engine: Engine, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, engine: Engine, params: SamplingParams, system: list[str]) -> None:
         self._engine = engine
         self._params = params
-        self._first = [] if system is None else [{"role": "system", "content": system}]
+        self._first = [{"role": "system", "content": one} for one in system]
         self._messages = list(self._first)
         self._num_turns = 0
 
@@ -121,8 +128,7 @@ class Conversation:
 
 
 def _read_line(is_terminal: bool) -> str | None:
-    """The next line without its end, or None at the end of input."""
+    """The next line without white space around it, or None at the end of input."""
     if is_terminal:
         print("> ", end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
-    return line.strip() if line else None
+    return text_input.read_line()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pagedkv.cli import options
+from pagedkv.cli import options, text_input
 
 if TYPE_CHECKING:
     from pagedkv.engine import CacheView, Engine
@@ -66,10 +66,10 @@ def generate(
         top_p=top_p,
         seed=seed,
         max_tokens=max_tokens,
-        stop=stop or (),
+        stop=text_input.checked_arguments("--stop", stop or ()),
         ignore_eos=ignore_eos,
     )
-    prompts = prompt or [_read_stdin()]
+    prompts = text_input.checked_arguments("--prompt", prompt) if prompt else [_read_stdin()]
     engine = options.load_engine(
         model,
         record=record,
@@ -153,7 +153,7 @@ class _InOrder:
 def _read_stdin() -> str:
     if sys.stdin.isatty():
         raise typer.BadParameter("give at least one prompt: -p TEXT, or text on standard input")
-    return sys.stdin.read()
+    return text_input.read_all()
 
 
 def _in_template(engine: Engine, text: str) -> list[int]:

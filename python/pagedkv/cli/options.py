@@ -14,7 +14,10 @@ Model = Annotated[
     str,
     typer.Argument(help="smollm2, a directory of safetensors, or a .gguf file.", metavar="MODEL"),
 ]
-MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(help="Most tokens to generate; fewer where the context ends before."),
+]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token each time.")]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that reach this probability.")]

@@ -46,9 +46,8 @@ def load(config: EngineConfig) -> LoadedModel:
         ValueError: no such model, malformed files, an architecture or dtype that is not supported,
             or max_model_len above what the model allows.
     """
-    checkpoint = open_checkpoint(config.model)
     # First of all: a model that is not supported is told as such, whatever else it lacks.
-    ModelConfig.from_dict(checkpoint.config)
+    checkpoint = open_checkpoint(config.model, check_config=ModelConfig.from_dict)
     dtype = resolve_dtype(config.dtype, checkpoint.config)
     tokenizer = load_tokenizer(checkpoint.tokenizer_source)
     model = load_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pagedkv.weights.checkpoint import Checkpoint
@@ -10,22 +11,26 @@ from pagedkv.weights.gguf_checkpoint import open_gguf
 from pagedkv.weights.safetensors_directory import open_directory
 
 
-def open_checkpoint(model: str | Path) -> Checkpoint:
+def open_checkpoint(
+    model: str | Path, *, check_config: Callable[[Mapping[str, object]], object] = dict
+) -> Checkpoint:
     """Open a model's weights: an alias, a directory of safetensors, or a GGUF file.
 
-    An alias is fetched first, if it is not on this machine yet.
+    An alias is fetched first, if it is not on this machine yet. check_config raises for a config
+    that cannot be used; it is asked before a directory's weights are looked for.
 
     Raises:
         ValueError: there is no such model, or its files are malformed.
         RuntimeError: an alias could not be fetched.
     """
-    if isinstance(model, str) and model in ALIASES:
-        return open_gguf(fetch(model))
-    path = Path(model)
+    is_alias = isinstance(model, str) and model in ALIASES
+    path = fetch(str(model)) if is_alias else Path(model)
     if path.is_dir():
-        return open_directory(path)
+        return open_directory(path, check_config=check_config)
     if path.is_file() and path.suffix.lower() == ".gguf":
-        return open_gguf(path)
+        checkpoint = open_gguf(path)
+        check_config(checkpoint.config)
+        return checkpoint
     state = "is not a .gguf file" if path.is_file() else "does not exist"
     raise ValueError(
         f"no model {str(model)!r}: a path of that name {state}. A model is an alias "

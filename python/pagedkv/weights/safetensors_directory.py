@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -26,13 +26,17 @@ _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors")
 _SHOWN = 8
 
 
-def open_directory(path: Path) -> Checkpoint:
+def open_directory(
+    path: Path, *, check_config: Callable[[Mapping[str, object]], object] = dict
+) -> Checkpoint:
     """Open a model directory; every header is read and checked now, tensors when asked for.
+    check_config may refuse the config before that.
 
     Raises:
         ValueError: a file is missing, malformed or cut short, or index and files disagree.
     """
     config = read_json(path / "config.json")
+    check_config(config)
     generation = path / "generation_config.json"
     files = _files(path)
     return Checkpoint(

@@ -86,7 +86,7 @@ class Engine {
             .num_cpu_blocks = bytes_.below(3) * 6,
             .watermark = 0.1 * static_cast<double>(bytes_.below(3)),
             .enable_prefix_caching = bytes_.below(8) != 0,
-            .hash_secret = "fuzz",
+            .hash_secret = "the fuzzer's secret",
             .hash_bits = kBits[bytes_.below(3)],
             .shuffle_seed = static_cast<std::uint64_t>(bytes_.below(256))};
   }
