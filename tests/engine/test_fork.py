@@ -160,6 +160,69 @@ def test_forks_that_cannot_be_are_refused_and_nothing_changes(tokenizer_folder: 
     run(engine)
 
 
+def test_forks_may_go_on_with_another_temperature_seed_and_length(tokenizer_folder: Path) -> None:
+    engine = started(tokenizer_folder, 5, max_model_len=64)
+    past = answer(tokenizer_folder, PROMPT, SAMPLED).outputs[0].token_ids[:5]
+    greedy = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    assert engine.fork("a", 1, greedy) == ["a-1"]
+    reseeded = SamplingParams(temperature=1.0, seed=6, max_tokens=40, ignore_eos=True)
+    assert engine.fork("a", 2, reseeded) == ["a-2", "a-3"]
+    cut = SamplingParams(temperature=1.0, max_tokens=None, ignore_eos=True)
+    assert engine.fork("a-1", 1, cut) == ["a-4"]  # a fork of a fork, as long as the context
+    ids = {name: one.outputs[0].token_ids for name, one in run(engine)[0].items()}
+    assert ids["a"] == answer(tokenizer_folder, PROMPT, SAMPLED).outputs[0].token_ids
+    assert all(one[:5] == past for one in ids.values())
+    prompt = [*PROMPT.encode(), *past]
+    rest = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    assert ids["a-1"][5:] == answer(tokenizer_folder, prompt, rest).outputs[0].token_ids
+    # max_tokens 40 is cut to what a context of 64 leaves: 32, 5 of which were there.
+    several = SamplingParams(n=4, temperature=1.0, seed=6, max_tokens=27, ignore_eos=True)
+    drawn = answer(tokenizer_folder, prompt, several, max_model_len=64).outputs
+    for k in (2, 3):
+        assert ids[f"a-{k}"][5:] == drawn[k].token_ids
+    assert len(ids["a-4"]) == 32
+    assert engine.statistics().num_referenced == 0
+
+
+def test_what_a_fork_cannot_have_is_refused_by_name_and_nothing_is_forked(
+    tokenizer_folder: Path,
+) -> None:
+    engine = started(tokenizer_folder, 5, num_gpu_blocks_override=7)
+    fine = {"temperature": 0.5, "max_tokens": 16, "ignore_eos": True}
+    for options, message in (
+        ({"n": 2}, "a fork of request 'a' is one answer: n, best_of and beam_width must be left"),
+        ({"best_of": 2}, "is one answer"),
+        ({"temperature": 0, "beam_width": 2}, "is one answer"),
+        ({"ignore_eos": False}, "stop_token_ids and ignore_eos must be the same"),
+        ({"stop_token_ids": [7]}, "stop_token_ids and ignore_eos must be the same"),
+        ({"max_tokens": 5}, "has generated 5 tokens, .* max_tokens is 5, at least 6 is needed"),
+        ({"max_tokens": 40}, "up to 40 generated ones need 9 blocks .* the pool has 7"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.fork("a", 1, SamplingParams(**(fine | options)))
+    with pytest.raises(TypeError, match=r"must be a SamplingParams, got 0\.5"):
+        engine.fork("a", 1, 0.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'b' is not running"):
+        engine.fork("b", 1, SamplingParams(**fine))
+    assert {*engine.cache_view().names.values()} == {"a"}
+    assert engine.fork("a", 1, SamplingParams(**(fine | {"max_tokens": 6}))) == ["a-1"]
+    outputs, _ = run(engine)
+    assert len(outputs["a-1"].outputs[0].token_ids) == 6
+
+
+def test_a_stop_string_of_a_fork_is_looked_for_in_the_whole_text(tokenizer_folder: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    greedy = answer(tokenizer_folder, PROMPT, params).outputs[0].text
+    engine = started(tokenizer_folder, 5, params)
+    stop = greedy[4:8]
+    stopping = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, stop=stop)
+    engine.fork("a", 1, stopping)
+    outputs, _ = run(engine)
+    assert outputs["a"].outputs[0].text == greedy
+    assert outputs["a-1"].outputs[0].text == greedy.split(stop)[0]
+    assert outputs["a-1"].outputs[0].stop_reason == stop
+
+
 def test_the_example_explores_a_tree(
     tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,8 +133,11 @@ def random_run(run: RecordedRun, seed: int, *, num_requests: int = 12) -> None:
         if alive and rng.random() < 0.05:
             engine.abort(alive.pop(rng.randrange(len(alive))))
         if alive and rng.random() < 0.08:
-            with contextlib.suppress(ValueError):  # one that has ended, or a group
-                alive += engine.fork(rng.choice(alive), rng.randint(1, 2))
+            other = SamplingParams(temperature=0.7, max_tokens=rng.randint(2, 40))
+            with contextlib.suppress(ValueError):  # one that has ended, or a group, or too short
+                alive += engine.fork(
+                    rng.choice(alive), rng.randint(1, 2), rng.choice([None, other])
+                )
         if rng.random() < 0.02:
             engine.reset_prefix_cache()
         if rng.random() < 0.02:

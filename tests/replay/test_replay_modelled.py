@@ -205,20 +205,21 @@ def test_a_fork_happens_when_its_parent_has_as_many_tokens(
     for _ in range(6):
         run.engine.step()
     run.engine.fork("a", 2)
-    run.engine.fork("a-2", 1)
+    run.engine.fork("a-2", 1, dataclasses.replace(LONG, max_tokens=25))
     recording = run.recording()
     forks = [event for event in recording.events if isinstance(event, Fork)]
     assert [(fork.key, fork.num_generated) for fork in forks] == [("a", 6), ("a-2", 6)]
     for clock in (times(1e-6), times(10.0)):
         steps = list(drive_of(recording, clock, block_size=3).steps())
         assert {end for step in steps for end in step.ends} == {
-            (key, "length", 40) for key in ("a", "a-1", "a-2", "a-3")
+            *((key, "length", 40) for key in ("a", "a-1", "a-2")),
+            ("a-3", "length", 25),
         }
         assert {key: len(ids) for key, ids in tokens_of(steps).items()} == {
             "a": 40,
             "a-1": 34,
             "a-2": 34,
-            "a-3": 34,
+            "a-3": 19,
         }
 
 

@@ -126,9 +126,9 @@ def simulate(seed: int) -> Simulation:
 
 
 class Progress:
-    """No three steps without progress: of any three in a row, one computes something that the step
-    after them has not thrown away to let others grow. (What an urgent arrival displaces is another
-    matter: there are only so many of those.)
+    """No three steps without progress while work is runnable: of any three in a row, one computes
+    something that the step after them has not thrown away to let others grow. (What an urgent
+    arrival displaces is another matter: there are only so many of those.)
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -141,18 +141,18 @@ class Progress:
         self._num_steps += 1
         assert self._num_steps < 3000, "no end in sight"
         scheduler, thrown_away = self._simulation.scheduler, self._num_thrown_away
-        preempted = () if step is None else step.preempted
-        thrown_away.update(one.request_id for one in preempted if one.displaced_by is None)
+        if step is None:  # nothing is left, or nothing can run before a launched step has ended
+            if not scheduler.has_work:
+                self._rows.clear()
+            return
+        thrown_away.update(one.request_id for one in step.preempted if one.displaced_by is None)
         is_full = len(self._rows) == self._rows.maxlen
         assert not is_full or any(
             name not in scheduler or thrown_away[name] == count
             for rows in self._rows
             for name, count in rows.items()
         ), "three steps without progress"
-        if not scheduler.has_work:
-            self._rows.clear()
-            return
-        rows = [] if step is None else [scheduler.request_at(slot) for slot in step.slots]
+        rows = [scheduler.request_at(slot) for slot in step.slots]
         names = [one.request_id for one in rows if one is not None]
         self._rows.append({name: thrown_away[name] for name in names})
 

@@ -207,7 +207,14 @@ class Engine:
         self._observer.aborted(request_id, self._clock())
         return output
 
-    def fork(self, request_id: str, n: int = 1, *, stream: bool = False) -> list[str]:
+    def fork(
+        self,
+        request_id: str,
+        n: int = 1,
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+    ) -> list[str]:
         """Make n copies of an unfinished request that go on from where it is, beside it.
 
         A fork shares every block so far; only the last, partial one is copied, when either writes.
@@ -218,6 +225,10 @@ class Engine:
 
         Args:
             n: 1 to 128.
+            params: how the forks go on: another temperature, seed or max_tokens, other stop strings
+                (looked for in the text from before the fork too). max_tokens counts the tokens from
+                before the fork; without a seed it is the parent's. The token ids that end them
+                (stop_token_ids, ignore_eos) are the parent's. None: all as for the parent.
             stream: the text that each adds comes in pieces in step().deltas.
 
         Returns:
@@ -225,14 +236,20 @@ class Engine:
 
         Raises:
             ValueError, TypeError: n is out of range, the request is not here or asks for several
-                answers itself, or one of the new ids is in use. Nothing was forked then.
+                answers itself, one of the new ids is in use, or params ask for what a fork cannot
+                have. Nothing was forked then.
         """
         self._outputs.check_stream(request_id, streams=stream)
-        forks = self._scheduler.fork(request_id, n)
+        parent = self._scheduler.request(request_id)
+        like = None
+        if params is not None and parent is not None:
+            like = self._requests.branch(parent, params)
+        forks = self._scheduler.fork(request_id, n, like)
         for request, token_ids in forks:
             self._outputs.add(request, streams=stream, token_ids=token_ids.tolist())
         names = [request.request_id for request, _ in forks]
-        self._observer.forked(request_id, names, forks[0][1].size, self._clock())
+        request, token_ids = forks[0]
+        self._observer.forked(request_id, names, token_ids.size, request.max_tokens, self._clock())
         return names
 
     # -- steps -------------------------------------------------------------------------

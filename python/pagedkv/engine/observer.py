@@ -38,9 +38,16 @@ class RunObserver(Protocol):
     def aborted(self, request_id: str, time_s: float) -> None: ...
 
     def forked(
-        self, request_id: str, fork_ids: list[str], num_generated: int, time_s: float
+        self,
+        request_id: str,
+        fork_ids: list[str],
+        num_generated: int,
+        max_tokens: int,
+        time_s: float,
     ) -> None:
-        """num_generated: tokens of the parent that the forks start with."""
+        """num_generated: tokens of the parent that the forks start with, which count for their
+        max_tokens.
+        """
 
     def cache_reset(self, time_s: float) -> None: ...
 

@@ -4,6 +4,7 @@ nothing, so that a bad prompt in a list is refused before any of the list runs.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Sequence
 
@@ -63,20 +64,44 @@ class RequestBuilder:
         params.check_vocabulary(self._vocab_size)
         if params.stop and self._tokenizer is None:
             raise ValueError(f"request {request_id!r}: stop strings need a tokenizer")
-        stop_ids = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_ids |= self._eos_token_ids
         return Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
             max_tokens=self._max_tokens(request_id, token_ids.size, params),
-            stop_token_ids=tuple(sorted(stop_ids)),
+            stop_token_ids=self._stop_ids(params),
             sampling_params=params,
             seed=self._next_seed() if params.seed is None else params.seed,
             prompt=prompt if isinstance(prompt, str) else prompt_text,
             cache_salt=cache_salt,
             priority=priority,
         )
+
+    def branch(self, parent: Request, params: SamplingParams) -> Request:
+        """What a fork of parent with other params is, but for its name and draw; or ValueError /
+        TypeError naming what cannot be changed. Without a seed it draws with its parent's.
+        """
+        name = f"a fork of request {parent.request_id!r}"
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params must be a SamplingParams, got {params!r}")
+        if params.num_forks > 1:
+            raise ValueError(f"{name} is one answer: n, best_of and beam_width must be left out")
+        if params.stop and self._tokenizer is None:
+            raise ValueError(f"{name}: stop strings need a tokenizer")
+        if self._stop_ids(params) != parent.stop_token_ids:
+            raise ValueError(
+                f"{name} ends at the token ids that its parent ends at: stop_token_ids and "
+                "ignore_eos must be the same"
+            )
+        return dataclasses.replace(
+            parent,
+            sampling_params=params,
+            max_tokens=self._max_tokens(parent.request_id, parent.prompt_len, params),
+            seed=parent.seed if params.seed is None else params.seed,
+        )
+
+    def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        ids = set(params.stop_token_ids)
+        return tuple(sorted(ids if params.ignore_eos else ids | self._eos_token_ids))
 
     def _token_ids(self, request_id: str, prompt: Prompt) -> NDArray[np.int32]:
         if isinstance(prompt, str):

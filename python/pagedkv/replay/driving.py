@@ -4,9 +4,13 @@ model and no cache.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pagedkv.config import CacheConfig, SchedulerConfig
 from pagedkv.records import FinishedRequest, RunFacts, ScheduledStep
@@ -130,7 +134,7 @@ class Drive:
         elif isinstance(event, CacheReset):
             self._manager.reset_prefix_cache()
         elif isinstance(event, Fork):
-            self._scheduler.fork(event.request_id, len(event.fork_keys))
+            self._fork(event.request_id, event)
         else:
             raise TypeError(f"an event must be one of a recording, got {event!r}")
 
@@ -142,12 +146,18 @@ class Drive:
         else:
             self._make_forks(arrival.key)
 
+    def _fork(self, request_id: str, fork: Fork) -> list[tuple[Request, NDArray[np.int32]]]:
+        parent, like = self._scheduler.request(request_id), None
+        if parent is not None:
+            like = dataclasses.replace(parent, max_tokens=fork.max_tokens)
+        return self._scheduler.fork(request_id, len(fork.fork_keys), like)
+
     def _make_forks(self, key: str) -> None:
         """Those that are due of a sequence, and in turn of its forks."""
         for fork in self._source.forks_due(key):
             request_id = self._ids.get(key, key)
             try:
-                made = self._scheduler.fork(request_id, len(fork.fork_keys))
+                made = self._fork(request_id, fork)
             except ValueError as error:
                 self.refused += ((one, str(error)) for one in fork.fork_keys)
                 continue

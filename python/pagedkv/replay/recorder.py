@@ -121,9 +121,19 @@ class Recorder:
 
     @_harmless
     def forked(
-        self, request_id: str, fork_ids: list[str], num_generated: int, time_s: float
+        self,
+        request_id: str,
+        fork_ids: list[str],
+        num_generated: int,
+        max_tokens: int,
+        time_s: float,
     ) -> None:
-        facts = {"request_id": request_id, "fork_ids": fork_ids, "num_generated": num_generated}
+        facts = {
+            "request_id": request_id,
+            "fork_ids": fork_ids,
+            "num_generated": num_generated,
+            "max_tokens": max_tokens,
+        }
         self._write_event("forked", time_s, facts)
 
     @_harmless

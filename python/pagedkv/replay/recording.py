@@ -62,7 +62,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """num_generated: tokens of the request that its forks start with."""
+    """num_generated: tokens of the request that its forks start with; max_tokens: of each fork,
+    those included.
+    """
 
     time_s: float
     num_steps: int
@@ -72,6 +74,7 @@ class Fork:
     fork_ids: list[str]
     fork_keys: list[str]
     num_generated: int
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +326,7 @@ def _fork(reader: _Reader, line: Line, time_s: float, num_steps: int, notes: lis
         fork_ids,
         [reader.new_key(one) for one in fork_ids],
         field(line, "num_generated", int),
+        field(line, "max_tokens", int),
     )
 
 

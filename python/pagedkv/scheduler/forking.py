@@ -185,9 +185,10 @@ class Forking:
     # -- forks of a running request ----------------------------------------------------
 
     def fork_running(
-        self, parent: Entry, n: int, first_seq_id: int
+        self, parent: Entry, like: Request, n: int, first_seq_id: int
     ) -> list[tuple[Request, NDArray[np.int32]]]:
         """Make n forks that go on from where parent is, with the seq_ids from first_seq_id on.
+        like: their requests but for name and draw.
 
         Returns:
             each fork's request, and the tokens it starts with beyond the prompt.
@@ -202,13 +203,20 @@ class Forking:
         if slot is not None:
             token_ids = table.known_token_ids(slot)
             num_computed = int(table.num_computed[slot])
+        num_generated = token_ids.size - like.prompt_len
+        if num_generated >= like.max_tokens:
+            raise ValueError(
+                f"request {parent.request.request_id!r} has generated {num_generated} tokens, "
+                f"which count for its forks: their max_tokens is {like.max_tokens}, at least "
+                f"{num_generated + 1} is needed"
+            )
         # A prompt still being computed has nothing to go on from: its fork computes, or finds, it.
         can_share = num_computed == token_ids.size - 1 and slot is not None
         family.next_draw += n
         parent.family = family
         requests, in_slots = [], []
         for i, (k, name) in enumerate(zip(draws, names, strict=True)):
-            request = dataclasses.replace(parent.request, request_id=name, draw=k)
+            request = dataclasses.replace(like, request_id=name, draw=k)
             child = Entry(request, first_seq_id + i, parent.rank)
             child.family, child.token_ids = family, token_ids
             self._entries[name] = child

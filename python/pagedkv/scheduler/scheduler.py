@@ -121,6 +121,11 @@ class Scheduler:
         entry = self._running.by_slot[slot]
         return None if entry is None else entry.request
 
+    def request(self, request_id: str) -> Request | None:
+        """An unfinished request; None for another id, that of a group included."""
+        entry = self._entries.get(request_id)
+        return None if entry is None or entry.group is not None else entry.request
+
     def names_by_seq_id(self) -> dict[int, str]:
         """seq_id -> request_id of every unfinished request."""
         return {entry.seq_id: name for name, entry in self._entries.items()}
@@ -182,9 +187,14 @@ class Scheduler:
         entries = self._forking.members(group) if group else [self._entries[request_id]]
         return self._ending.end([(entry, reason, error) for entry in entries])
 
-    def fork(self, request_id: str, n: int) -> list[tuple[Request, NDArray[np.int32]]]:
+    def fork(
+        self, request_id: str, n: int, like: Request | None = None
+    ) -> list[tuple[Request, NDArray[np.int32]]]:
         """Make n forks of an unfinished request, between steps: their requests, and the tokens each
-        starts with beyond the prompt. Raises ValueError, and changes nothing, if that cannot be.
+        starts with beyond the prompt. like: what they are but for name and draw; None: the request
+        itself. Raises ValueError, and changes nothing, if that cannot be.
+
+        REQUIRES that like has the prompt and the stop ids of the request.
         """
         if self._in_flight is not None:
             raise RuntimeError(f"step {self._in_flight.step_id} is in flight: fork before or after")
@@ -193,7 +203,9 @@ class Scheduler:
         if entry is None or entry.group is not None:
             kind = "asks for several answers" if request_id in self else "is not running"
             raise ValueError(f"request {request_id!r} {kind}: it cannot be forked")
-        forks = self._forking.fork_running(entry, n, self._next_seq_id)
+        if like is not None:
+            self._admission.check(like)
+        forks = self._forking.fork_running(entry, like or entry.request, n, self._next_seq_id)
         self._name_sequences([request.request_id for request, _ in forks])
         return forks
 
