@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from calls import CALLS, Call, paged_attention
+from calls import CALLS, Call, paged_attention, workspace_of
 from operands import assert_same
 from torch import Tensor
 
@@ -27,12 +27,15 @@ def tensors(call: Call) -> dict[str, Tensor]:
 
 def moved(call: Call, device: torch.device | str) -> Call:
     """A copy of the call with its tensors there, but those that are on the CPU on every device."""
-    return {
+    made = {
         name: value.to(device, copy=True)
         if isinstance(value, Tensor) and name not in ON_CPU
         else copy.deepcopy(value)
         for name, value in call.items()
     }
+    if isinstance(call.get("workspace"), Tensor):
+        made["workspace"] = workspace_of(made, device)
+    return made
 
 
 def written(op: str, call: Call) -> list[str]:

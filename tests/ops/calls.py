@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from pagedkv import ops
+
 Call = dict[str, Any]
 
 
@@ -97,11 +99,24 @@ def paged_attention_with_everything() -> Call:
         "v_scale": torch.tensor([0.5, 2.0]),
         "num_splits": 2,
         "prefix_groups": int32([0, 2, 1], [0, 0, 0]),
-        "workspace": torch.zeros(8192, dtype=torch.uint8),
     }
     for cache in ("key_cache", "value_cache"):
         call[cache] = call[cache].to(torch.float8_e4m3fn)
-    return call
+    return call | {"workspace": workspace_of(call, "cpu")}
+
+
+def workspace_of(call: Call, device: torch.device | str) -> torch.Tensor:
+    """Larger than the op wants it there: with prefix groups that depends on the workers."""
+    num_tokens, num_heads, head_dim = call["query"].shape
+    size = ops.paged_attention_workspace_size(
+        num_tokens,
+        num_heads,
+        head_dim,
+        num_splits=call["num_splits"],
+        num_prefix_groups=len(call["prefix_groups"]),
+        device=device,
+    )
+    return torch.zeros(size + 64, dtype=torch.uint8, device=device)
 
 
 def merge_attention_states() -> Call:
