@@ -11,9 +11,10 @@ target_compile_options(core_fuzz PRIVATE -Wall -Wextra)
 target_link_libraries(core_fuzz PRIVATE pagedkv::core)
 # Clang has libFuzzer, which brings its own main and mutates by coverage; elsewhere the fuzzer draws its own inputs.
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  target_compile_definitions(core_fuzz PRIVATE PAGEDKV_LIBFUZZER)
   target_compile_options(core_fuzz PRIVATE -fsanitize=fuzzer)
   target_link_options(core_fuzz PRIVATE -fsanitize=fuzzer)
+else()
+  target_sources(core_fuzz PRIVATE tests/core/fuzz/draw_inputs.cpp)
 endif()
 
 add_executable(core_bench benchmarks/core/bench_core.cpp)

@@ -26,7 +26,8 @@ std::unique_ptr<BlockManager> make_manager(py::handle num_blocks, py::handle blo
                                            py::handle num_cpu_blocks, double watermark,
                                            bool enable_prefix_caching,
                                            const std::optional<py::bytes>& hash_secret,
-                                           py::handle hash_bits, py::handle shuffle_seed) {
+                                           py::handle hash_bits, py::handle shuffle_seed,
+                                           bool enable_kv_offloading) {
   BlockManagerConfig config{
       .num_blocks = to_integer(num_blocks, "num_blocks"),
       .block_size = to_integer(block_size, "block_size"),
@@ -36,6 +37,7 @@ std::unique_ptr<BlockManager> make_manager(py::handle num_blocks, py::handle blo
       .hash_secret = std::nullopt,
       .hash_bits = to_integer(hash_bits, "hash_bits"),
       .shuffle_seed = std::nullopt,
+      .enable_kv_offloading = enable_kv_offloading,
   };
   if (hash_secret) config.hash_secret = std::string(*hash_secret);
   if (const auto seed = to_optional_integer(shuffle_seed, "shuffle_seed", 0, INT64_MAX)) {
@@ -62,10 +64,10 @@ py::array_t<std::int64_t> to_pair_array(const std::vector<BlockCopy>& copies) {
 }
 
 template <class T, class Get>
-py::array_t<T> per_block(const BlockManager& manager, Get get) {
-  py::array_t<T> values(static_cast<py::ssize_t>(manager.num_blocks()));
+py::array_t<T> per_block(std::int64_t num_blocks, Get get) {
+  py::array_t<T> values(static_cast<py::ssize_t>(num_blocks));
   T* at = values.mutable_data();
-  for (BlockId block = 0; block < manager.num_blocks(); ++block) at[block] = get(block);
+  for (BlockId block = 0; block < num_blocks; ++block) at[block] = get(block);
   return values;
 }
 
@@ -258,9 +260,11 @@ void bind_block_manager(py::module_& module) {
       .def(py::init(&make_manager), py::arg("num_blocks"), py::arg("block_size") = 16,
            py::kw_only(), py::arg("num_cpu_blocks") = 0, py::arg("watermark") = 0.01,
            py::arg("enable_prefix_caching") = true, py::arg("hash_secret") = py::none(),
-           py::arg("hash_bits") = 128, py::arg("shuffle_seed") = py::none())
+           py::arg("hash_bits") = 128, py::arg("shuffle_seed") = py::none(),
+           py::arg("enable_kv_offloading") = false)
       .def_property_readonly("num_blocks", &BlockManager::num_blocks)
       .def_property_readonly("block_size", &BlockManager::block_size)
+      .def_property_readonly("has_offloading", &BlockManager::has_offloading)
       .def_property_readonly("num_allocatable_blocks", &BlockManager::num_allocatable_blocks)
       .def_property_readonly("num_returning_blocks", &BlockManager::num_returning_blocks);
   bind_single_calls(manager);
@@ -268,10 +272,16 @@ void bind_block_manager(py::module_& module) {
   manager.def("begin_step", &BlockManager::begin_step)
       .def(
           "end_step",
-          [](BlockManager& self, py::handle step_id) {
-            self.end_step(to_integer(step_id, "step_id"));
+          [](BlockManager& self, py::handle step_id, bool has_failed) {
+            self.end_step(to_integer(step_id, "step_id"), has_failed);
           },
-          py::arg("step_id"))
+          py::arg("step_id"), py::kw_only(), py::arg("has_failed") = false)
+      .def("take_moves",
+           [](BlockManager& self) {
+             const Moves moves = self.take_moves();
+             return std::make_pair(to_pair_array(moves.out), to_pair_array(moves.in));
+           })
+      .def_property("swap_in_cost", &BlockManager::swap_in_cost, &BlockManager::set_swap_in_cost)
       .def("reset_prefix_cache", &BlockManager::reset_prefix_cache)
       .def("statistics", &BlockManager::statistics)
       .def("snapshot",
@@ -280,24 +290,32 @@ void bind_block_manager(py::module_& module) {
            })
       .def("ref_counts",
            [](const BlockManager& self) {
-             return per_block<std::int32_t>(self,
+             return per_block<std::int32_t>(self.num_blocks(),
                                             [&](BlockId block) { return self.ref_count(block); });
            })
       .def("states",
            [](const BlockManager& self) {
-             return per_block<std::uint8_t>(
-                 self, [&](BlockId block) { return static_cast<std::uint8_t>(self.state(block)); });
+             return per_block<std::uint8_t>(self.num_blocks(), [&](BlockId block) {
+               return static_cast<std::uint8_t>(self.state(block));
+             });
+           })
+      .def("cpu_states",
+           [](const BlockManager& self) {
+             return per_block<std::uint8_t>(self.num_cpu_blocks(), [&](BlockId block) {
+               return static_cast<std::uint8_t>(self.cpu_state(block));
+             });
            })
       .def("take_evicted",
            [](BlockManager& self) {
              const std::vector<Eviction> evicted = self.take_evicted();
              py::array_t<std::int64_t> rows(
-                 {static_cast<py::ssize_t>(evicted.size()), py::ssize_t{3}});
+                 {static_cast<py::ssize_t>(evicted.size()), py::ssize_t{4}});
              std::int64_t* at = rows.mutable_data();
              for (const Eviction& one : evicted) {
                *at++ = one.block;
                *at++ = one.seq_id;
                *at++ = one.idle_steps;
+               *at++ = one.cpu_block;
              }
              return rows;
            })

@@ -46,15 +46,27 @@ BlockManager::BlockManager(const BlockManagerConfig& config)
       watermark_blocks_(checked_watermark(config)),
       pool_(checked("num_blocks", config.num_blocks, 1, kMaxNumBlocks), config.shuffle_seed),
       cpu_pool_(checked("num_cpu_blocks", config.num_cpu_blocks, 0, kMaxNumBlocks),
-                config.shuffle_seed) {
+                config.shuffle_seed),
+      has_offloading_(config.enable_kv_offloading) {
   const auto bits = static_cast<std::int32_t>(checked("hash_bits", config.hash_bits, 1, 128));
   if (config.hash_secret && config.hash_secret->size() < kMinHashSecretBytes) {
     throw std::invalid_argument("hash_secret must have at least " +
                                 std::to_string(kMinHashSecretBytes) + " bytes, got " +
                                 std::to_string(config.hash_secret->size()));
   }
+  if (has_offloading_ && (!config.enable_prefix_caching || cpu_pool_.num_blocks() == 0)) {
+    throw std::invalid_argument(
+        "enable_kv_offloading needs enable_prefix_caching and at least 1 of num_cpu_blocks, got " +
+        std::to_string(cpu_pool_.num_blocks()) + " with prefix caching " +
+        (config.enable_prefix_caching ? "on" : "off"));
+  }
+  if (has_offloading_) {
+    moved_in_.resize(static_cast<std::size_t>(pool_.num_blocks() + cpu_pool_.num_blocks()));
+  }
   if (config.enable_prefix_caching) {
-    cache_.emplace(pool_.num_blocks(), block_size_, config.hash_secret, bits);
+    const std::int32_t num_nodes =
+        pool_.num_blocks() + (has_offloading_ ? cpu_pool_.num_blocks() : 0);
+    cache_.emplace(num_nodes, block_size_, config.hash_secret, bits);
     evicted_hashes_.emplace(config.num_blocks);
     evicted_.reserve(kMaxEvictionsKept);
   }
@@ -70,7 +82,7 @@ std::int64_t BlockManager::match(std::span<const TokenId> tokens,
   if (!cache_) return 0;
   blocks_.clear();
   cache_->match(extra_key, tokens, max_match_blocks(tokens.size()), blocks_);
-  return static_cast<std::int64_t>(blocks_.size()) * block_size_;
+  return static_cast<std::int64_t>(worthwhile_hits()) * block_size_;
 }
 
 BlockManager::Plan BlockManager::plan(std::span<const TokenId> tokens,
@@ -80,13 +92,22 @@ BlockManager::Plan BlockManager::plan(std::span<const TokenId> tokens,
   blocks_.clear();
   if (cache_)
     plan.missed = cache_->match(extra_key, tokens, max_match_blocks(tokens.size()), blocks_);
+  const std::size_t num_hits = worthwhile_hits();
+  plan.is_on_cpu = num_hits < blocks_.size();
+  blocks_.resize(num_hits);
   const auto num_cached = static_cast<std::int64_t>(blocks_.size()) * block_size_;
   const std::int64_t num_rest = static_cast<std::int64_t>(tokens.size()) - num_cached;
   plan.num_tokens = num_cached + std::min(num_rest, max_new_tokens.value_or(num_rest));
   plan.num_new_blocks = num_blocks_for(plan.num_tokens) - static_cast<std::int64_t>(blocks_.size());
   plan.num_freed_hits = num_hits_behind(window);
-  for (std::size_t i = static_cast<std::size_t>(plan.num_freed_hits); i < blocks_.size(); ++i)
-    plan.num_idle_hits += pool_.state(blocks_[i]) == BlockState::kCachedIdle;
+  for (std::size_t i = static_cast<std::size_t>(plan.num_freed_hits); i < blocks_.size(); ++i) {
+    if (is_cpu_node(blocks_[i])) {
+      ++plan.num_cpu_hits;
+    } else {
+      plan.num_idle_hits += pool_.state(blocks_[i]) == BlockState::kCachedIdle;
+    }
+  }
+  plan.num_new_blocks += plan.num_cpu_hits;
   return plan;
 }
 
@@ -139,9 +160,10 @@ std::int64_t BlockManager::allocate(SeqId id, std::span<const TokenId> tokens,
   Sequence& room = sequences_.upcoming(0);
   room.table.reserve(blocks_.size() + static_cast<std::size_t>(needed.num_new_blocks));
   if (cache_) room.tokens.reserve(tokens.size() - num_cached);
+  reserve_moves(needed.num_new_blocks, needed.num_new_blocks + needed.num_cpu_hits);
   const NodeId root = cache_ ? cache_->acquire_root(extra_key) : kNoNode;
 
-  last_miss_ = why_missed(needed.missed);  // before evictions of its own
+  last_miss_ = why_missed(needed);  // before evictions of its own
   Sequence& sequence = sequences_.add(id);
   sequence.table_stamp = next_stamp();
   sequence.num_tokens = needed.num_tokens;
@@ -155,14 +177,11 @@ std::int64_t BlockManager::allocate(SeqId id, std::span<const TokenId> tokens,
   touch_hits_behind(needed.num_freed_hits);
   sequence.num_freed = needed.num_freed_hits;
   sequence.table.assign(static_cast<std::size_t>(needed.num_freed_hits), kFreedBlock);
-  for (std::size_t i = sequence.table.size(); i < blocks_.size(); ++i) {
-    const BlockId block = blocks_[i];
-    if (pool_.ref_count(block) == 0) num_tokens_ += block_size_;
-    pool_.add_ref(block);
-    sequence.table.push_back(block);
-  }
+  hold_hits(sequence, needed.num_freed_hits);
   make_room(needed.num_new_blocks, [id](std::int64_t) { return id; });
-  for (std::int64_t i = 0; i < needed.num_new_blocks; ++i) sequence.table.push_back(take_block());
+  bring_back_hits(sequence, needed.num_freed_hits);
+  const std::int64_t num_fresh = needed.num_new_blocks - needed.num_cpu_hits;
+  for (std::int64_t i = 0; i < num_fresh; ++i) sequence.table.push_back(take_block());
   num_tokens_ += needed.num_tokens - static_cast<std::int64_t>(num_cached);
   sequence.num_unused = static_cast<std::int32_t>(
       static_cast<std::int64_t>(sequence.table.size()) * block_size_ - needed.num_tokens);
@@ -173,20 +192,18 @@ std::int64_t BlockManager::allocate(SeqId id, std::span<const TokenId> tokens,
   return static_cast<std::int64_t>(num_cached);
 }
 
-void BlockManager::note_eviction(BlockId block, const Hash128& key, SeqId for_whom) {
+void BlockManager::note_eviction(const Eviction& eviction) {
   if (evicted_.size() == kMaxEvictionsKept) {
     evicted_.erase(evicted_.begin(), evicted_.begin() + kMaxEvictionsKept / 2);
   }
-  evicted_.push_back({.block = block, .seq_id = for_whom, .idle_steps = pool_.idle_steps(block)});
-  evicted_hashes_->remember(key, pool_.next_step(), for_whom);
-  pool_.forget(block);
-  ++num_evictions_;
+  evicted_.push_back(eviction);
 }
 
-PrefixMiss BlockManager::why_missed(const std::optional<Hash128>& missed) const {
+PrefixMiss BlockManager::why_missed(const Plan& plan) const {
   if (!cache_) return {.reason = MissReason::kCachingOff};
-  if (!missed) return {};
-  const auto eviction = evicted_hashes_->find(*missed);
+  if (plan.is_on_cpu) return {.reason = MissReason::kOnCpu};
+  if (!plan.missed) return {};
+  const auto eviction = evicted_hashes_->find(*plan.missed);
   if (!eviction) return {.reason = MissReason::kNeverCached};
   return {.reason = MissReason::kEvicted,
           .evicted_in = eviction->step,
@@ -201,22 +218,33 @@ void BlockManager::throw_out_of_blocks(const char* what, std::int64_t num_needed
 }
 
 StepId BlockManager::begin_step() {
+  if (!moves_.out.empty() || !moves_.in.empty()) {
+    throw std::invalid_argument("the step's " + std::to_string(moves_.out.size()) +
+                                " moves out and " + std::to_string(moves_.in.size()) +
+                                " moves in were not taken; call take_moves and run them first");
+  }
   const StepId step = pool_.begin_step();
   cpu_pool_.begin_step();  // the pools' steps run in lockstep, so this cannot fail where the first
                            // did not
+  // What its moves touch is in transit until it ends.
+  for (const BlockId cpu_block : held_cpu_blocks_) cpu_pool_.release_in_transit(cpu_block);
+  held_cpu_blocks_.clear();
   return step;
 }
 
-void BlockManager::end_step(StepId step) {
+void BlockManager::end_step(StepId step, bool has_failed) {
   pool_.end_step(step);
   cpu_pool_.end_step(step);
+  if (has_failed) forget_moves_of(step);
 }
 
 std::int64_t BlockManager::reset_prefix_cache() {
   if (!cache_) return 0;
   for (const std::int32_t slot : sequences_.live_slots()) stop_publishing(sequences_.at(slot));
   evicted_hashes_->clear();
-  return cache_->clear([this](BlockId block, const Hash128&) { pool_.forget(block); });
+  return cache_->clear([this](NodeId node, const Hash128&) {
+    is_cpu_node(node) ? cpu_pool_.forget(cpu_block_of(node)) : pool_.forget(node);
+  });
 }
 
 std::vector<Eviction> BlockManager::take_evicted() {
@@ -240,15 +268,20 @@ Statistics BlockManager::statistics() const {
       .num_draining = pool_.num_in(BlockState::kDraining),
       .num_cpu_blocks = cpu_pool_.num_blocks(),
       .num_cpu_free = cpu_pool_.num_free(),
+      .num_cpu_cached_idle = cpu_pool_.num_in(BlockState::kCachedIdle),
       .num_sequences = sequences_.size(),
       .num_tokens = num_tokens_,
       .token_occupancy = static_cast<double>(num_tokens_) / (num_blocks * block_size_),
       .block_occupancy = num_held / num_blocks,
       .prefix_cache_queries = num_queries_,
       .prefix_cache_hits = num_hits_,
+      .prefix_cache_cpu_hits = num_cpu_hits_,
       .prefix_cache_misses = num_queries_ - num_hits_,
       .prefix_cache_evictions = num_evictions_ * block_size_,
       .num_evictions = num_evictions_,
+      .num_offloaded = num_offloaded_,
+      .num_onloaded = num_onloaded_,
+      .num_offload_drops = num_offload_drops_,
       .num_copies = num_copies_,
       .num_swapped_out = num_swapped_out_,
       .num_swapped_in = num_swapped_in_,
@@ -266,6 +299,9 @@ std::shared_ptr<const Snapshot> BlockManager::snapshot() const {
     made->ref_counts.push_back(pool_.ref_count(block));
     made->states.push_back(pool_.state(block));
   }
+  made->cpu_states.reserve(static_cast<std::size_t>(cpu_pool_.num_blocks()));
+  for (BlockId cpu_block = 0; cpu_block < cpu_pool_.num_blocks(); ++cpu_block)
+    made->cpu_states.push_back(cpu_pool_.state(cpu_block));
   made->seq_start_loc.push_back(0);
   for (const std::int32_t slot : sequences_.live_slots()) {
     const Sequence& sequence = sequences_.at(slot);

@@ -104,6 +104,7 @@ std::vector<BlockCopy> BlockManager::append_batch(std::span<const SeqId> ids,
     throw_out_of_blocks("append", num_needed, num_allocatable_blocks());
   std::vector<BlockCopy> copies;
   copies.reserve(blocks_.size());
+  reserve_moves(num_needed, num_needed);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     Sequence& sequence = sequences_.at(slots_[i]);
     if (counts[i] <= sequence.num_unused) continue;
@@ -117,9 +118,9 @@ std::vector<BlockCopy> BlockManager::append_batch(std::span<const SeqId> ids,
   std::size_t row = 0;
   std::int64_t num_covered = -1;  // blocks that rows 0..row take; -1: not yet counted
   const std::int64_t num_free = pool_.num_free();
-  make_room(num_needed, [&](std::int64_t num_evicted) {
+  make_room(num_needed, [&](std::int64_t num_freed) {
     if (num_covered < 0) num_covered = num_blocks_taken(0, counts);
-    while (num_covered <= num_free + num_evicted && row + 1 < ids.size())
+    while (num_covered <= num_free + num_freed && row + 1 < ids.size())
       num_covered += num_blocks_taken(++row, counts);
     return ids[row];
   });

@@ -56,6 +56,8 @@ void BlockManager::check_invariants() const {
       if (entry < 0) {
         if (!sequence.is_swapped) fail("I7: " + name + " is not swapped out and has CPU blocks");
         ++num_cpu_holders[static_cast<std::size_t>(-1 - entry)];
+        if (cpu_pool_.is_findable(-1 - entry))
+          fail("I7: " + name + " holds a CPU block that can be found, as if it were full for good");
         continue;
       }
       ++num_holders[static_cast<std::size_t>(entry)];
@@ -69,18 +71,31 @@ void BlockManager::check_invariants() const {
     }
     check_published(sequence, name);
   }
+  for (const BlockId cpu_block : held_cpu_blocks_)
+    ++num_cpu_holders[static_cast<std::size_t>(cpu_block)];
+  for (const BlockCopy& move : moves_.out) check_is_held(move.destination);
+  for (const BlockCopy& move : moves_.in) check_is_held(move.source);
   check_ref_counts(pool_, num_holders, "pool");
   check_ref_counts(cpu_pool_, num_cpu_holders, "CPU");
   if (num_tokens != num_tokens_) {
     fail("I2: the pool holds " + std::to_string(num_tokens) + " tokens, counted " +
          std::to_string(num_tokens_));
   }
-  for (BlockId block = 0; block < pool_.num_blocks(); ++block) {
-    const bool is_published = cache_ && cache_->is_published(block);
-    if (pool_.is_findable(block) != is_published) {
-      fail("I4: block " + std::to_string(block) + (is_published ? " is" : " is not") +
-           " published, and its record says otherwise");
-    }
+  const auto check_findable = [&](const BlockAllocator& pool, BlockId block, NodeId node) {
+    const bool is_published = cache_ && node != kNoNode && cache_->is_published(node);
+    if (pool.is_findable(block) == is_published) return;
+    fail("I4: " + std::string(&pool == &pool_ ? "" : "CPU ") + "block " + std::to_string(block) +
+         (is_published ? " is" : " is not") + " published, and its record says otherwise");
+  };
+  for (BlockId block = 0; block < pool_.num_blocks(); ++block) check_findable(pool_, block, block);
+  for (BlockId block = 0; block < cpu_pool_.num_blocks(); ++block)
+    check_findable(cpu_pool_, block, has_offloading_ ? cpu_node(block) : kNoNode);
+}
+
+void BlockManager::check_is_held(BlockId cpu_block) const {
+  if (std::find(held_cpu_blocks_.begin(), held_cpu_blocks_.end(), cpu_block) ==
+      held_cpu_blocks_.end()) {
+    fail("I7: CPU block " + std::to_string(cpu_block) + " is part of a move and could be reused");
   }
 }
 

@@ -169,6 +169,15 @@ BlockId BlockManager::publish_block(Sequence& sequence, NodeId parent, const Has
     }
     cache_->insert(entry, parent, key, tokens);
     pool_.set_findable(entry);
+  } else if (is_cpu_node(*found)) {
+    // Computed again though the CPU pool has it. Content is in one place: in the pool, then.
+    if (cache_->is_published(entry)) {
+      stop_publishing(sequence);  // as above
+      return entry;
+    }
+    cache_->move(*found, entry);
+    cpu_pool_.forget(cpu_block_of(*found));
+    pool_.set_findable(entry);
   } else if (*found != entry) {
     // Computed twice. Keeping both would let the findable one be evicted while blocks below it are
     // held.

@@ -35,7 +35,8 @@ std::int64_t BlockManager::num_tokens_in(const Sequence& sequence, std::size_t i
   return index + 1 < sequence.table.size() ? block_size_ : block_size_ - sequence.num_unused;
 }
 
-// Blocks all of whose holders are among slots_, in rising order.
+// Blocks all of whose holders are among slots_, in rising order; not those whose content comes from
+// the CPU pool only in the step being built.
 std::vector<BlockId> BlockManager::held_alone() const {
   std::vector<BlockId> blocks;
   for (const std::int32_t slot : slots_) {
@@ -50,7 +51,8 @@ std::vector<BlockId> BlockManager::held_alone() const {
   std::size_t num_kept = 0;
   for (std::size_t begin = 0, end = 0; begin < blocks.size(); begin = end) {
     while (end < blocks.size() && blocks[end] == blocks[begin]) ++end;
-    if (static_cast<std::int64_t>(end - begin) == pool_.ref_count(blocks[begin]))
+    if (static_cast<std::int64_t>(end - begin) == pool_.ref_count(blocks[begin]) &&
+        !is_arriving(blocks[begin]))
       blocks[num_kept++] = blocks[begin];
   }
   blocks.resize(num_kept);
@@ -105,10 +107,10 @@ std::vector<TokenId> BlockManager::tokens_from(const Sequence& sequence, std::in
 std::vector<BlockCopy> BlockManager::swap_out(std::span<const SeqId> ids) {
   resolve(ids);
   std::vector<Move> moves = moves_of(held_alone());
-  if (static_cast<std::int64_t>(moves.size()) > cpu_pool_.num_free()) {
+  if (static_cast<std::int64_t>(moves.size()) > cpu_pool_.num_allocatable()) {
     throw OutOfBlocks("swap_out needs " + std::to_string(moves.size()) + " CPU blocks, " +
-                      std::to_string(cpu_pool_.num_free()) + " of " +
-                      std::to_string(cpu_pool_.num_blocks()) + " are free");
+                      std::to_string(cpu_pool_.num_allocatable()) + " of " +
+                      std::to_string(cpu_pool_.num_blocks()) + " can be taken");
   }
   // A sequence publishes again from its first moved block on, when it is back: the block it comes
   // back to is another one, and its ids are needed then.
@@ -135,6 +137,8 @@ std::vector<BlockCopy> BlockManager::swap_out(std::span<const SeqId> ids) {
   std::vector<BlockCopy> copies;
   copies.reserve(moves.size());
 
+  while (cpu_pool_.num_free() < static_cast<std::int32_t>(moves.size()))
+    drop(cpu_node(cpu_pool_.oldest_idle().value()), ids.front());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     Sequence& sequence = sequences_.at(slots_[i]);
     for (std::size_t j = static_cast<std::size_t>(sequence.num_freed); j < sequence.table.size();
@@ -175,6 +179,8 @@ std::vector<BlockCopy> BlockManager::swap_in(std::span<const SeqId> ids) {
   }
   std::vector<BlockCopy> copies;
   copies.reserve(moves.size());
+  reserve_moves(static_cast<std::int64_t>(moves.size()),
+                2 * static_cast<std::int64_t>(moves.size()));
   make_room(static_cast<std::int64_t>(moves.size()), [ids](std::int64_t) { return ids.front(); });
 
   for (const std::int32_t slot : slots_) {
@@ -187,8 +193,10 @@ std::vector<BlockCopy> BlockManager::swap_in(std::span<const SeqId> ids) {
       Move* move = find_move(moves, cpu_block);
       if (move->destination == kNoNode) {
         move->destination = take_block();
+        forget_arrival(move->destination);
         pool_.mark_in_transit(move->destination);
         copies.push_back({.source = cpu_block, .destination = move->destination});
+        if (has_offloading_) hold_cpu_block(cpu_block);
         num_tokens_ += num_tokens_in(sequence, j);
       } else {
         pool_.add_ref(move->destination);

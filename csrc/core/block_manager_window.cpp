@@ -36,7 +36,10 @@ std::int32_t BlockManager::num_hits_behind(std::int64_t window) const {
 // The first num_hits hits in blocks_ count as used, though nobody holds them: the head last, so
 // that it is evicted after what lies below it.
 void BlockManager::touch_hits_behind(std::int32_t num_hits) {
-  for (std::int32_t i = num_hits; i-- > 0;) pool_.touch(blocks_[static_cast<std::size_t>(i)]);
+  for (std::int32_t i = num_hits; i-- > 0;) {
+    const NodeId node = blocks_[static_cast<std::size_t>(i)];
+    is_cpu_node(node) ? cpu_pool_.touch(cpu_block_of(node)) : pool_.touch(node);
+  }
 }
 
 std::int64_t BlockManager::free_behind_batch(std::span<const SeqId> ids,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 namespace pagedkv {
 namespace {
@@ -200,9 +201,30 @@ void PrefixCache::erase_leaf(BlockId block) {
   if (parent < 0) drop_root_if_unused(parent);
 }
 
+void PrefixCache::move(BlockId from, BlockId to) {
+  places_[place_of(from)].block = to;
+  const Entry entry = entries_[to] = std::exchange(entries_[from], Entry{});
+  std::copy_n(tokens(from), block_size_, &tokens_[static_cast<std::size_t>(to) * block_size_]);
+  if (entry.next_sibling != kNoNode) entries_[entry.next_sibling].previous_sibling = to;
+  if (entry.previous_sibling != kNoNode) {
+    entries_[entry.previous_sibling].next_sibling = to;
+  } else {
+    first_child_of(entry.parent) = to;
+  }
+  for (BlockId child = entry.first_child; child != kNoNode; child = entries_[child].next_sibling) {
+    entries_[child].parent = to;
+  }
+}
+
+// Where the table has a published block.
+std::uint32_t PrefixCache::place_of(BlockId block) const {
+  std::uint32_t at = static_cast<std::uint32_t>(entries_[block].key.low) & place_mask_;
+  while (places_[at].block != block) at = (at + 1) & place_mask_;
+  return at;
+}
+
 void PrefixCache::remove_from_table(BlockId block) {
-  std::uint32_t hole = static_cast<std::uint32_t>(entries_[block].key.low) & place_mask_;
-  while (places_[hole].block != block) hole = (hole + 1) & place_mask_;
+  std::uint32_t hole = place_of(block);
   // Later entries of the same cluster move back unless that would put them before their home place.
   for (std::uint32_t at = (hole + 1) & place_mask_; places_[at].block != kNoNode;
        at = (at + 1) & place_mask_) {

@@ -53,6 +53,7 @@ class MissReason(enum.Enum):
     NEVER_CACHED = 1  # as far as is remembered; under another extra_key counts as never
     EVICTED = 2  # it was cached once
     CACHING_OFF = 3
+    ON_CPU = 4  # it is in the CPU pool, and bringing it back would cost more than computing it
 
 class PrefixMiss:
     """Why the cached prefix of a prompt ends where it does. What was evicted is remembered by its
@@ -61,11 +62,9 @@ class PrefixMiss:
     @property
     def reason(self) -> MissReason: ...
     @property
-    def evicted_in(self) -> int:
-        """EVICTED: the step that was being built (1 before the first begin_step)."""
+    def evicted_in(self) -> int: ...  # EVICTED: the step that was being built, the first is 1
     @property
-    def evicted_for(self) -> int:
-        """EVICTED: the seq_id that needed the block."""
+    def evicted_for(self) -> int: ...  # EVICTED: the seq_id that needed the block
 
 class Statistics:
     """One consistent set of counters.
@@ -82,8 +81,7 @@ class Statistics:
     @property
     def num_referenced(self) -> int: ...
     @property
-    def num_shared(self) -> int:
-        """Ref count at least 2, whatever the state."""
+    def num_shared(self) -> int: ...  # ref count at least 2, whatever the state
     @property
     def num_in_transit(self) -> int: ...
     @property
@@ -93,40 +91,39 @@ class Statistics:
     @property
     def num_cpu_free(self) -> int: ...
     @property
+    def num_cpu_cached_idle(self) -> int: ...  # evicted content in the CPU pool, findable
+    @property
     def num_sequences(self) -> int: ...
     @property
-    def num_tokens(self) -> int:
-        """Token positions that sequences hold in the pool, a shared block counted once."""
+    def num_tokens(self) -> int: ...  # held in the pool, a shared block counted once
     @property
-    def token_occupancy(self) -> float:
-        """num_tokens / (num_blocks * block_size)."""
+    def token_occupancy(self) -> float: ...  # num_tokens / (num_blocks * block_size)
     @property
-    def block_occupancy(self) -> float:
-        """(num_referenced + num_in_transit + num_draining) / num_blocks."""
+    def block_occupancy(self) -> float: ...  # (referenced, in transit, draining) / num_blocks
     @property
-    def prefix_cache_queries(self) -> int:
-        """Tokens that allocate looked up."""
+    def prefix_cache_queries(self) -> int: ...  # tokens that allocate looked up
     @property
-    def prefix_cache_hits(self) -> int:
-        """Tokens that allocate found."""
+    def prefix_cache_hits(self) -> int: ...  # tokens that allocate found
     @property
-    def prefix_cache_misses(self) -> int:
-        """Tokens that allocate looked up and did not find."""
+    def prefix_cache_cpu_hits(self) -> int: ...  # of these, tokens that came back from the CPU pool
     @property
-    def prefix_cache_evictions(self) -> int:
-        """Cached tokens given up for an allocation."""
+    def prefix_cache_misses(self) -> int: ...  # tokens that allocate looked up and did not find
     @property
-    def num_evictions(self) -> int:
-        """Blocks of those tokens."""
+    def prefix_cache_evictions(self) -> int: ...  # cached tokens given up for an allocation
     @property
-    def num_copies(self) -> int:
-        """Copy-on-write, blocks."""
+    def num_evictions(self) -> int: ...  # blocks of those tokens
     @property
-    def num_swapped_out(self) -> int:
-        """Blocks."""
+    def num_offloaded(self) -> int: ...  # of these, blocks whose content moved to the CPU pool
     @property
-    def num_swapped_in(self) -> int:
-        """Blocks."""
+    def num_onloaded(self) -> int: ...  # blocks whose content came back from there for a hit
+    @property
+    def num_offload_drops(self) -> int: ...  # content given up in the CPU pool, for other
+    @property
+    def num_copies(self) -> int: ...  # copy-on-write, blocks
+    @property
+    def num_swapped_out(self) -> int: ...  # blocks
+    @property
+    def num_swapped_in(self) -> int: ...  # blocks
 
 class Snapshot:
     """An immutable copy of the whole state, safe to read on any thread while the owner goes on.
@@ -135,24 +132,21 @@ class Snapshot:
     """
 
     @property
-    def version(self) -> int:
-        """Rises with every snapshot of one manager."""
+    def version(self) -> int: ...  # rises with every snapshot of one manager
     @property
     def block_size(self) -> int: ...
     @property
     def statistics(self) -> Statistics: ...
     @property
-    def ref_counts(self) -> NDArray[np.int32]:
-        """[num_blocks]"""
+    def ref_counts(self) -> NDArray[np.int32]: ...  # [num_blocks]
     @property
-    def states(self) -> NDArray[np.uint8]:
-        """[num_blocks], BlockState values."""
+    def states(self) -> NDArray[np.uint8]: ...  # [num_blocks], BlockState values
     @property
-    def seq_ids(self) -> NDArray[np.int64]:
-        """[num_sequences]"""
+    def cpu_states(self) -> NDArray[np.uint8]: ...  # [num_cpu_blocks], BlockState values
     @property
-    def seq_num_tokens(self) -> NDArray[np.int64]:
-        """[num_sequences]"""
+    def seq_ids(self) -> NDArray[np.int64]: ...  # [num_sequences]
+    @property
+    def seq_num_tokens(self) -> NDArray[np.int64]: ...  # [num_sequences]
     @property
     def seq_start_loc(self) -> NDArray[np.int64]:
         """[num_sequences + 1]: sequence i has block_ids[loc[i] : loc[i + 1]]."""
@@ -178,6 +172,7 @@ class BlockManager:
         hash_secret: bytes | None = None,
         hash_bits: int = 128,
         shuffle_seed: int | None = None,
+        enable_kv_offloading: bool = False,
     ) -> None:
         """
         Args:
@@ -191,11 +186,15 @@ class BlockManager:
             hash_bits: 1 to 128; fewer only weaken the hash, for tests: a hit is verified by tokens
                 and parent either way.
             shuffle_seed: shuffles the initial order of the free list; None: rising ids.
+            enable_kv_offloading: evicted content moves to the CPU pool and comes back for a hit
+                (take_moves). Needs CPU blocks and prefix caching.
         """
     @property
     def num_blocks(self) -> int: ...
     @property
     def block_size(self) -> int: ...
+    @property
+    def has_offloading(self) -> bool: ...
     @property
     def num_allocatable_blocks(self) -> int:
         """Free plus cached-idle blocks: what an allocation can take now."""
@@ -279,13 +278,11 @@ class BlockManager:
         Where equal content is findable already, the sequence's entry changes to that block and its
         own copy is released. After a reset_prefix_cache a sequence alive then publishes nothing.
         """
-    def num_tokens(self, seq_id: int) -> int:
-        """Positions held, computed or not."""
+    def num_tokens(self, seq_id: int) -> int: ...  # positions held, computed or not
     def block_table(self, seq_id: int) -> NDArray[np.int32]:
         """[num_blocks of the sequence], a copy; a swapped-out entry is -1 - cpu_block, and one that
         free_behind gave back FREED_BLOCK."""
-    def num_freed_blocks(self, seq_id: int) -> int:
-        """Leading entries of its block table that are FREED_BLOCK."""
+    def num_freed_blocks(self, seq_id: int) -> int: ...  # leading FREED_BLOCK entries of its table
     def is_swapped(self, seq_id: int) -> bool: ...
     def __contains__(self, seq_id: int) -> bool: ...
     # -- batches: one call a step; a sequence stands at most once in a batch --------------------
@@ -293,8 +290,8 @@ class BlockManager:
         """Blocks that append_batch with the same arguments would take, copy-on-write included."""
     def append_batch(self, seq_ids: ArrayLike, counts: ArrayLike) -> NDArray[np.int64]:
         """counts[i] more tokens for seq_ids[i]. Returns copy-on-write pairs [n, 2]."""
-    def fork_batch(self, parent_ids: ArrayLike, child_ids: ArrayLike) -> None:
-        """A parent may stand several times."""
+    # A parent may stand several times.
+    def fork_batch(self, parent_ids: ArrayLike, child_ids: ArrayLike) -> None: ...
     def free_batch(self, seq_ids: ArrayLike) -> None: ...
     def free_behind_batch(self, seq_ids: ArrayLike, first_needed_tokens: ArrayLike) -> int: ...
     def publish_batch(
@@ -313,28 +310,40 @@ class BlockManager:
         is short."""
     def swap_in(self, seq_ids: ArrayLike) -> list[tuple[int, int]]:
         """The way back: pairs (CPU block, block). They are published again at the next publish."""
-    def num_swap_out_blocks(self, seq_ids: ArrayLike) -> int:
-        """CPU blocks that swap_out of these sequences would take."""
-    def num_swap_in_blocks(self, seq_ids: ArrayLike) -> int:
-        """Blocks that swap_in of these sequences would take."""
+    def num_swap_out_blocks(self, seq_ids: ArrayLike) -> int: ...  # that swap_out would take
+    def num_swap_in_blocks(self, seq_ids: ArrayLike) -> int: ...  # that swap_in would take
     # -- steps in flight -------------------------------------------------------------------------
     def begin_step(self) -> int:
         """A step is launched: blocks freed, or swapped out or in, from here on stay draining or in
         transit until end_step of it. At most 16 steps may be in flight. Returns 1, 2, 3, ..."""
-    def end_step(self, step_id: int) -> None:
-        """Steps end in the order of their launch."""
+    def end_step(self, step_id: int, *, has_failed: bool = False) -> None:
+        """Steps end in the order of their launch. has_failed: it is not known which of its moves
+        have run, so what they moved cannot be found any more."""
+    # -- offloading ------------------------------------------------------------------------------
+    def take_moves(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Content that allocate, append and swap_in have moved between the pools since the last
+        call: pairs [n, 2] (block, CPU block), and (CPU block, block) to run after all of them. Both
+        run before the pairs of calls that follow, and before the step that begin_step launches
+        next, which demands that they were taken."""
+    @property
+    def swap_in_cost(self) -> float:
+        """What bringing a block back costs, as a multiple of what computing it costs; 0: nothing.
+        From 1 on no block is moved out, and a cached prefix ends where the next blocks would cost
+        more than they save."""
+    @swap_in_cost.setter
+    def swap_in_cost(self, cost: float) -> None: ...
     # -- the whole -------------------------------------------------------------------------------
     def reset_prefix_cache(self) -> int:
         """Forget every cached block; idle ones become free. Returns how many were findable."""
     def statistics(self) -> Statistics: ...
     def snapshot(self) -> Snapshot: ...
-    def ref_counts(self) -> NDArray[np.int32]:
-        """[num_blocks], a copy."""
-    def states(self) -> NDArray[np.uint8]:
-        """[num_blocks], BlockState values, a copy."""
+    def ref_counts(self) -> NDArray[np.int32]: ...  # [num_blocks], a copy
+    def states(self) -> NDArray[np.uint8]: ...  # [num_blocks], BlockState values, a copy
+    def cpu_states(self) -> NDArray[np.uint8]: ...  # [num_cpu_blocks], BlockState values, a copy
     def take_evicted(self) -> NDArray[np.int64]:
-        """Evictions since the last call, oldest first: [n, 3], block_id, the seq_id that needed the
-        block, steps launched since it went idle. Of more than 16,384 the last half."""
+        """Evictions since the last call, oldest first: [n, 4], block_id (-1: it was in the CPU pool
+        and is given up there), the seq_id that needed the room, steps launched since it went idle,
+        CPU block (-1: it is given up). Of more than 16,384 the last half."""
     @property
     def last_miss(self) -> PrefixMiss:
         """Why the prefix that the last allocate found ends where it does."""

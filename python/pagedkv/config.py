@@ -33,6 +33,10 @@ class CacheConfig:
             can grow. In [0, 1).
         swap_space: GiB of CPU memory that preempted requests' blocks may be moved to. 0: none, so
             that they are computed again.
+        enable_kv_offloading: what the prefix cache evicts moves to swap_space too, as far as
+            preempted requests leave room, and comes back for a hit where that is cheaper than
+            computing it. Off unless asked for: in a full pool every step that takes a block moves
+            one, whether or not anybody ever asks for its content again.
     """
 
     block_size: int = 16
@@ -41,6 +45,7 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     watermark: float = 0.01
     swap_space: float = 0.0
+    enable_kv_offloading: bool = False
 
     def __post_init__(self) -> None:
         _check_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
@@ -60,6 +65,12 @@ class CacheConfig:
             raise ValueError(f"watermark must be at least 0 and below 1, got {self.watermark!r}")
         if not math.isfinite(self.swap_space) or self.swap_space < 0:
             raise ValueError(f"swap_space must be at least 0 GiB, got {self.swap_space!r}")
+        _check_bool("enable_kv_offloading", self.enable_kv_offloading)
+        if self.enable_kv_offloading and not (self.swap_space and self.enable_prefix_caching):
+            raise ValueError(
+                "enable_kv_offloading needs swap_space above 0 and enable_prefix_caching, got "
+                f"{self.swap_space!r} GiB and {self.enable_prefix_caching}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

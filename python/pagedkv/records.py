@@ -24,8 +24,8 @@ def no_pairs() -> NDArray[np.int64]:
 
 
 def no_evictions() -> NDArray[np.int64]:
-    """No evicted blocks: int64 [0, 3]."""
-    return np.empty((0, 3), dtype=np.int64)
+    """No evicted blocks: int64 [0, 4]."""
+    return np.empty((0, 4), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,9 @@ class ScheduledStep:
     ascending; a prompt with several answers has its row once for each. sample_draws int64
     [num_samples]: the draw of each. swap_out, swap_in, copies int64 [n, 2], pairs of blocks to run
     in this order before the forward pass: (block, CPU block), (CPU block, block), copy-on-write.
-    forked: forks that got a slot since the step before. evicted int64 [n, 3]: cached blocks given
-    up for this step, (block_id, the seq_id that needed it, steps it was idle).
+    forked: forks that got a slot since the step before. evicted int64 [n, 4]: cached blocks
+    given up for this step, (block_id, the seq_id that needed it, steps it was idle, the CPU block
+    it moved to or -1); with block_id -1, what the CPU gave up.
     """
 
     step_id: int
@@ -198,7 +199,15 @@ class StepResult:
 
 
 DecisionKind = Literal[
-    "queued", "waits", "admitted", "evicted", "resumed", "preempted", "swap_dropped", "finished"
+    "queued",
+    "waits",
+    "admitted",
+    "evicted",
+    "dropped",
+    "resumed",
+    "preempted",
+    "swap_dropped",
+    "finished",
 ]
 
 

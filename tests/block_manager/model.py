@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from model_blocks import Blocks
+from model_offloading import OffloadingBlocks
 from model_values import FREED, Block, Seq
 
 from pagedkv.block_manager import DoubleFree, OutOfBlocks
 
 
 @dataclass
-class Model(Blocks):
+class Model(OffloadingBlocks):
     """The dictionary model. Each method has the name of the call it predicts."""
 
     # -- calls -----------------------------------------------------------------------------------
@@ -31,13 +31,14 @@ class Model(Blocks):
             raise OutOfBlocks
         behind = self.num_behind(hits)
         for block in reversed(hits[:behind]):
-            if block in self.idle:
-                self.idle[block] = self.idle.pop(block)
-                block.idle_since = self.last_step
+            self.touch(block)
         for block in hits[behind:]:
-            self.hold(block)
-        num_new = self.blocks_for(num_tokens) - len(hits)
+            self.hold_hit(block)
+        on_cpu = [i for i in range(behind, len(hits)) if self.is_on_cpu(hits[i])]
+        num_new = self.blocks_for(num_tokens) - len(hits) + len(on_cpu)
         self.make_room(num_new, [seq_id])
+        for i in on_cpu:
+            self.bring_back(hits[i], observed[i])
         table = [FREED] * behind + hits[behind:]
         table += [self.take(block_id, self.blocks) for block_id in observed[len(hits) :]]
         self.seqs[seq_id] = Seq(table, list(tokens), extra_key, num_tokens, len(hits))
@@ -112,6 +113,11 @@ class Model(Blocks):
         if there is None:
             block.key = key
             self.cache[key] = block
+        elif self.is_on_cpu(there):
+            if block.key is not None:
+                seq.can_publish = False
+                return False
+            self.take_over(block, there)
         elif there is not block:
             self.hold(there)
             seq.table[i] = there
@@ -167,15 +173,19 @@ class Model(Blocks):
             raise ValueError("swapped")
         held = [block for seq in seqs for block in seq.held]
         alone = {block for block in held if held.count(block) == block.num_refs}
-        if len(alone) > self.num_cpu_blocks - len(self.cpu):
+        alone = {block for block in alone if block.id not in self.arriving}
+        if len(alone) > self.num_cpu_blocks - len(self.cpu) + len(self.cpu_idle):
             raise OutOfBlocks
         pairs: dict[Block, Block] = {}
-        for seq, ids in zip(seqs, observed, strict=True):
+        for seq in seqs:
             published = seq.table[seq.num_freed : seq.num_published]
             if seq.num_freed > 0 and any(block in alone for block in published[:1]):
                 seq.can_publish = False  # its parent is not held
             if seq.can_publish and any(block.key is None for block in published):
                 seq.can_publish = False
+        while len(alone) > self.num_cpu_blocks - len(self.cpu):
+            self.give_up(next(iter(self.cpu_idle)), tuple(seq_ids[:1]))
+        for seq, ids in zip(seqs, observed, strict=True):
             for i, block in enumerate(seq.table):
                 if block not in alone:
                     continue
@@ -198,6 +208,10 @@ class Model(Blocks):
         if len(away) > self.num_allocatable:
             raise OutOfBlocks
         self.make_room(len(away), seq_ids[:1])
+        if self.offloads:
+            for block in away:
+                block.num_refs += 1
+            self.held += away
         pairs: dict[Block, Block] = {}
         for seq, ids in zip(seqs, observed, strict=True):
             for i, block in enumerate(seq.table):
@@ -219,9 +233,10 @@ class Model(Blocks):
     def begin_step(self) -> int:
         self.last_step += 1
         self.steps.append(self.last_step)
+        self.begin_moves()
         return self.last_step
 
-    def end_step(self, step: int) -> None:
+    def end_step(self, step: int, has_failed: bool) -> None:
         if not self.steps or step != self.steps[0]:
             raise ValueError("not the oldest")
         self.steps.pop(0)
@@ -231,6 +246,8 @@ class Model(Blocks):
             block.is_incoming = False
             if block.num_refs == 0:
                 self.settle(block, pool)
+        if has_failed:
+            self.forget_moves(step)
 
     def reset_prefix_cache(self) -> int:
         num_before = len(self.cache)
@@ -258,6 +275,7 @@ class Model(Blocks):
             # Draining and, outgoing, in transit: the model does not tell these two apart.
             "num_waiting": self.num_returning + incoming,
             "num_cpu_free": self.num_cpu_blocks - len(self.cpu),
+            "num_cpu_cached_idle": len(self.cpu_idle),
             "num_sequences": len(self.seqs),
             "num_tokens": sum(fill.values()),
             **self.counts,

@@ -26,12 +26,13 @@ class Blocks:
     cpu: dict[int, Block] = field(default_factory=dict)
     cache: dict[Key, Block] = field(default_factory=dict)
     idle: dict[Block, None] = field(default_factory=dict)  # oldest first
+    cpu_idle: dict[Block, None] = field(default_factory=dict)
     # Blocks that wait for the end of a step: (step, block, pool).
     waiting: list[tuple[int, Block, dict[int, Block]]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     last_step: int = 0
-    # Since the last comparison: block, steps idle, sequences of which one needed it.
-    evicted: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+    # Since the last comparison: block, steps idle, sequences of which one needed it, CPU block.
+    evicted: list[tuple[int, int, tuple[int, ...], int]] = field(default_factory=list)
     # Everything that was evicted, by extra key and all tokens to its end.
     lost: set[tuple[bytes, tuple[int, ...]]] = field(default_factory=set)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
@@ -80,7 +81,8 @@ class Blocks:
         num_tokens = min(len(tokens), len(hits) * self.block_size + limit)
         num_new = self.blocks_for(num_tokens) - len(hits)
         held = hits[self.num_behind(hits) :]
-        return hits, num_tokens, num_new + sum(block in self.idle for block in held)
+        num_new += sum(block in self.idle or self.is_on_cpu(block) for block in held)
+        return hits, num_tokens, num_new
 
     def num_behind(self, hits: list[Block]) -> int:
         kept = max(self.window - 1, self.block_size)
@@ -101,6 +103,7 @@ class Blocks:
     def hold(self, block: Block) -> None:
         block.num_refs += 1
         self.idle.pop(block, None)
+        self.cpu_idle.pop(block, None)
         if block.num_refs == 1:
             self.waiting = [entry for entry in self.waiting if entry[1] is not block]
 
@@ -117,7 +120,7 @@ class Blocks:
 
     def settle(self, block: Block, pool: dict[int, Block]) -> None:
         if block.key is not None:
-            self.idle[block] = None
+            (self.cpu_idle if pool is self.cpu else self.idle)[block] = None
             block.idle_since = self.last_step
         else:
             del pool[block.id]
@@ -131,21 +134,22 @@ class Blocks:
         if block in self.idle:
             del self.idle[block]
             del self.blocks[block.id]
+        if block in self.cpu_idle:
+            del self.cpu_idle[block]
+            del self.cpu[block.id]
 
-    def make_room(self, num_blocks: int, for_whom: Sequence[int]) -> None:
-        while self.num_blocks - len(self.blocks) < num_blocks:
-            before = list(self.cache.values())
-            content = {block: self.content(block) for block in before}
-            idle_steps = {
-                block: self.last_step - block.idle_since if block in self.idle else 0
-                for block in before
-            }
-            self.unpublish(next(iter(self.idle)))
-            for block in before:
-                if block.key is None:
-                    self.evicted.append((block.id, idle_steps[block], tuple(for_whom)))
-                    self.lost.add(content[block])
-                    self.counts["num_evictions"] += 1
+    def is_on_cpu(self, block: Block) -> bool:
+        return self.cpu.get(block.id) is block
+
+    def idle_steps(self, block: Block) -> int:
+        is_idle = block in self.idle or block in self.cpu_idle
+        return self.last_step - block.idle_since if is_idle else 0
+
+    def touch(self, block: Block) -> None:
+        for idle in (self.idle, self.cpu_idle):
+            if block in idle:
+                idle[block] = idle.pop(block)
+                block.idle_since = self.last_step
 
     def content(self, block: Block) -> tuple[bytes, tuple[int, ...]]:
         assert block.key is not None
@@ -172,7 +176,11 @@ class Blocks:
 COUNTED = (
     "prefix_cache_queries",
     "prefix_cache_hits",
+    "prefix_cache_cpu_hits",
     "num_evictions",
+    "num_offloaded",
+    "num_onloaded",
+    "num_offload_drops",
     "num_copies",
     "num_swapped_out",
     "num_swapped_in",

@@ -166,7 +166,7 @@ def test_evictions_are_reported_once() -> None:
     manager.free(0)
     manager.end_step(manager.begin_step())
     manager.allocate(1, [9] * 7)
-    assert manager.take_evicted().tolist() == [[1, 1, 1], [0, 1, 1]]
+    assert manager.take_evicted().tolist() == [[1, 1, 1, -1], [0, 1, 1, -1]]
     assert manager.take_evicted().tolist() == []
     statistics = manager.statistics()
     assert statistics.prefix_cache_evictions == 4

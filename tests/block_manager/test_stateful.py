@@ -30,6 +30,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "weak_hash": {"num_blocks": 16, "block_size": 2, "shuffle_seed": 6, "hash_bits": 4},
     "swap": {"num_blocks": 12, "block_size": 2, "num_cpu_blocks": 7, "shuffle_seed": 7},
     "window": {"num_blocks": 12, "block_size": 2, "num_cpu_blocks": 5, "window": 5},
+    "offload": {
+        "num_blocks": 11,
+        "block_size": 2,
+        "num_cpu_blocks": 8,
+        "shuffle_seed": 8,
+        "enable_kv_offloading": True,
+    },
+    "offload_window": {
+        "num_blocks": 11,
+        "block_size": 2,
+        "num_cpu_blocks": 5,
+        "window": 5,
+        "enable_kv_offloading": True,
+    },
 }
 REFUSALS = (ValueError, OutOfBlocks, UnknownSequence, DoubleFree)
 
@@ -47,6 +61,7 @@ class Pair:
             config.get("num_cpu_blocks", 0),
             config["watermark"],
             self.window,
+            offloads=config.get("enable_kv_offloading", False),
         )
 
         self.has_whole_hash = "hash_bits" not in config
@@ -56,14 +71,19 @@ class Pair:
     def both(self, real: Callable[[], Any], predicted: Callable[[], Any]) -> Any:
         """Runs both; they give equal results or refuse for the same reason. Returns the result."""
         outcomes: list[Any] = []
+        moves: list[list[list[int]]] = []
         for call in (real, predicted):
             try:
                 outcomes.append(call())
             except REFUSALS as refusal:
                 # UnknownSequence is a KeyError and so no ValueError; the types are told apart.
                 outcomes.append(next(kind for kind in REFUSALS if isinstance(refusal, kind)))
+            if not moves:
+                moves = [pairs.tolist() for pairs in self.manager.take_moves()]
+                self.model.observed.extend(cpu_block for _, cpu_block in moves[0])
         got, expected = outcomes
         assert got == expected
+        assert moves == [[list(pair) for pair in pairs] for pairs in self.model.take_moves()]
         return got
 
     def table(self, seq_id: int) -> list[int]:
@@ -86,6 +106,8 @@ class Pair:
         split, kind = 4 + b // 13 % 9, c // 16 % 3
         tokens = [i if i < split else 100 + kind for i in range(length)]
         key = b"k" if a & 64 else b""
+        if self.model.offloads:  # few prompts, so that what was evicted is asked for again
+            tokens, key = [100 * kind + i for i in range(length)], b""
         manager, model = self.manager, self.model
         cached = manager.match(tokens, extra_key=key)
         assert cached == len(model.hits(tokens, key)) * model.block_size
@@ -101,6 +123,20 @@ class Pair:
         )
         if isinstance(result, int) and self.has_whole_hash:
             assert manager.last_miss.reason is reason
+        if isinstance(result, int) and model.offloads:
+            self.compute(seq_id, frees=a % 4 > 0)
+
+    def compute(self, seq_id: int, *, frees: bool) -> None:
+        """Publish what a sequence holds, and perhaps let it go."""
+        held = self.model.seqs[seq_id].num_tokens
+        self.both(
+            lambda: self.manager.publish_batch([seq_id], [], [0], [held]),
+            lambda: self.model.publish_batch([seq_id], [[]], [held]),
+        )
+        if frees:
+            self.both(
+                lambda: self.manager.free_batch([seq_id]), lambda: self.model.free_batch([seq_id])
+            )
 
     def append(self, a: int, b: int, c: int) -> None:
         seq_ids = self.pick_some(a, b, c)
@@ -170,7 +206,11 @@ class Pair:
         steps = self.model.steps
         if c % 2 or (len(steps) > 2 and c % 16):
             step = steps[0] if steps and c % 32 else a
-            self.both(lambda: self.manager.end_step(step), lambda: self.model.end_step(step))
+            has_failed = c % 8 == 7
+            self.both(
+                lambda: self.manager.end_step(step, has_failed=has_failed),
+                lambda: self.model.end_step(step, has_failed),
+            )
         elif len(steps) < 3:
             self.both(self.manager.begin_step, self.model.begin_step)
 
@@ -203,9 +243,11 @@ class Pair:
             assert manager.num_freed_blocks(seq_id) == seq.num_freed
             assert manager.num_tokens(seq_id) == seq.num_tokens
             assert manager.is_swapped(seq_id) == seq.is_swapped
-        evicted = sorted(manager.take_evicted().tolist())
-        predicted = sorted(model.evicted)
-        assert [(one[0], one[2]) for one in evicted] == [one[:2] for one in predicted]
+        evicted = sorted(manager.take_evicted().tolist(), key=lambda one: (one[0], one[3]))
+        predicted = sorted(model.evicted, key=lambda one: (one[0], one[3]))
+        assert [(one[0], one[2], one[3]) for one in evicted] == [
+            (one[0], one[1], one[3]) for one in predicted
+        ]
         assert all(got[1] in one[2] for got, one in zip(evicted, predicted, strict=True))
         model.evicted.clear()
 
@@ -252,5 +294,7 @@ def test_the_manager_is_the_dictionary_model(variant: str, shard: int) -> None:
     # The sequences reach what they are to test.
     wanted = {"prefix_cache_hits", "num_copies", "num_evictions"}
     wanted |= {"num_swapped_out", "num_swapped_in"} if variant in ("swap", "window") else set()
-    wanted |= {"num_freed"} if variant == "window" else set()
+    wanted |= {"num_freed"} if "window" in variant else set()
+    if "offload" in variant:
+        wanted |= {"num_offloaded", "num_onloaded", "num_offload_drops"}
     assert min(seen[name] for name in wanted) > NUM_EXAMPLES / 4, seen

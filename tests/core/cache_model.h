@@ -84,7 +84,9 @@ class CacheModel {
 class ModelEngine {
  public:
   explicit ModelEngine(const BlockManagerConfig& config)
-      : manager(config), cache(config.num_blocks, config.num_cpu_blocks, config.block_size) {}
+      : manager(config),
+        cache(config.num_blocks, config.num_cpu_blocks, config.block_size),
+        has_offloading(config.enable_kv_offloading) {}
 
   struct Request {
     SeqId id = 0;
@@ -102,8 +104,14 @@ class ModelEngine {
     request.num_computed =
         manager.allocate(id, request.tokens, max_new_tokens, request.extra_key, window);
     manager.check_invariants();
+    run_moves();
     verify(request);
     return request;
+  }
+  void run_moves() {
+    const Moves moves = manager.take_moves();
+    cache.swap_out(moves.out);
+    cache.swap_in(moves.in);
   }
   // One step of one request: everything it holds and has not computed.
   void compute(Request& request) {
@@ -121,6 +129,7 @@ class ModelEngine {
       cache.write(buffers.slot_mapping[static_cast<std::size_t>(i)], tags.at(position));
     }
     request.num_computed = num_tokens;
+    if (has_offloading) manager.end_step(manager.begin_step());
     verify(request);
   }
   void publish(const Request& request) {
@@ -143,7 +152,9 @@ class ModelEngine {
   }
   // A decode step with this token as its input.
   void decode(Request& request, TokenId token) {
-    cache.copy(manager.append(request.id));
+    const std::vector<BlockCopy> copies = manager.append(request.id);
+    run_moves();
+    cache.copy(copies);
     manager.publish(request.id, {&token, 1}, request.num_computed);
     request.tokens.push_back(token);
     compute(request);
@@ -156,6 +167,7 @@ class ModelEngine {
 
   BlockManager manager;
   CacheModel cache;
+  bool has_offloading;
 };
 
 }  // namespace pagedkv::testing

@@ -333,7 +333,7 @@ TEST(Faults, exhausted_cpu_blocks_refuse_that_swap_alone) {
   for (SeqId id = 1; id < 8; ++id) engine.manager.fork(0, id);
   for (SeqId id = 0; id < 8; ++id) engine.cache.copy(engine.manager.append(id));
   EXPECT_REFUSED(engine.manager, engine.manager.swap_out(Ids{0, 1, 2}), OutOfBlocks,
-                 "swap_out needs 3 CPU blocks, 2 of 2 are free");
+                 "swap_out needs 3 CPU blocks, 2 of 2 can be taken");
   engine.cache.swap_out(engine.manager.swap_out(Ids{0, 1}));
   engine.manager.free(2);  // recomputed instead
   engine.verify(request);

@@ -166,6 +166,34 @@ TEST(Invariants, I7_only_swapped_sequences_hold_cpu_blocks) {
                "I7: seq_id 3");
 }
 
+BlockManager offloading() {
+  return BlockManager({.num_blocks = 4,
+                       .block_size = 4,
+                       .num_cpu_blocks = 4,
+                       .watermark = 0.0,
+                       .enable_kv_offloading = true});
+}
+
+TEST(Invariants, I7_a_cpu_block_of_a_move_is_held) {
+  BlockManager manager = offloading();
+  testing::prefill(manager, 0, testing::tokens(16));
+  manager.free(0);
+  manager.allocate(1, testing::tokens(8, 500));  // two move out
+  manager.check_invariants();
+  TestAccess::held_cpu_blocks(manager)[0] = 3;
+  EXPECT_THROW(manager.check_invariants(), InvariantViolation, "I7: CPU block");
+}
+
+TEST(Invariants, I7_a_swapped_sequence_and_the_cache_do_not_share_a_cpu_block) {
+  BlockManager manager = offloading();
+  testing::prefill(manager, 0, testing::tokens(16));
+  manager.swap_out(std::vector<SeqId>{0});
+  manager.check_invariants();
+  const BlockId cpu_block = -1 - testing::table(manager, 0)[0];
+  TestAccess::meta(TestAccess::cpu_pool(manager), cpu_block).is_findable = true;
+  EXPECT_THROW(manager.check_invariants(), InvariantViolation, "I7: seq_id 0 holds a CPU block");
+}
+
 TEST(Invariants, I9_a_block_without_a_holder_state_has_no_holder) {
   for (const BlockState state :
        {BlockState::kFree, BlockState::kCachedIdle, BlockState::kDraining}) {

@@ -28,6 +28,11 @@ struct TestAccess {
   }
   static std::int64_t& num_tokens(BlockManager& manager) { return manager.num_tokens_; }
 
+  static const Moves& moves(const BlockManager& manager) { return manager.moves_; }
+  static const auto& held_cpu_blocks(const BlockManager& manager) {
+    return manager.held_cpu_blocks_;
+  }
+  static auto& held_cpu_blocks(BlockManager& manager) { return manager.held_cpu_blocks_; }
   static std::size_t num_evicted(const BlockManager& manager) { return manager.evicted_.size(); }
 
   static auto& meta(BlockAllocator& pool, BlockId block) { return pool.meta_[block]; }
@@ -41,6 +46,9 @@ struct TestAccess {
   static auto& entry(PrefixCache& cache, BlockId block) { return cache.entries_[block]; }
   static auto& token(PrefixCache& cache, BlockId block, int offset) {
     return cache.tokens_[static_cast<std::size_t>(block) * cache.block_size_ + offset];
+  }
+  static NodeId num_nodes(const PrefixCache& cache) {
+    return static_cast<NodeId>(cache.entries_.size());
   }
   static auto& places(PrefixCache& cache) { return cache.places_; }
   static std::size_t num_roots(const PrefixCache& cache) { return cache.roots_by_key_.size(); }
@@ -87,10 +95,14 @@ inline std::string state_of(const BlockManager& manager) {
   const PrefixMiss& miss = manager.last_miss();
   out << static_cast<int>(miss.reason) << ' ' << miss.evicted_in << ' ' << miss.evicted_for << ' '
       << TestAccess::num_evicted(manager) << '\n';
+  out << s.num_cpu_cached_idle << ' ' << s.prefix_cache_cpu_hits << ' ' << s.num_offloaded << ' '
+      << s.num_onloaded << ' ' << s.num_offload_drops << ' ' << manager.swap_in_cost() << ' '
+      << check::show(TestAccess::moves(manager).out) << check::show(TestAccess::moves(manager).in)
+      << check::show(TestAccess::held_cpu_blocks(manager)) << '\n';
   const auto snapshot = manager.snapshot();
   out << check::show(snapshot->ref_counts) << check::show(snapshot->states)
-      << check::show(snapshot->seq_ids) << check::show(snapshot->block_ids)
-      << check::show(snapshot->seq_start_loc) << '\n';
+      << check::show(snapshot->cpu_states) << check::show(snapshot->seq_ids)
+      << check::show(snapshot->block_ids) << check::show(snapshot->seq_start_loc) << '\n';
   for (const std::int32_t slot : manager.sequences().live_slots()) {
     const Sequence& q = manager.sequences().at(slot);
     out << q.id << ' ' << q.num_tokens << ' ' << q.num_known << ' ' << q.num_unused << ' '
@@ -102,8 +114,8 @@ inline std::string state_of(const BlockManager& manager) {
   }
   if (const auto& cache = TestAccess::cache(manager)) {
     out << cache->num_published() << " published, " << TestAccess::num_roots(*cache) << " roots:";
-    for (BlockId block = 0; block < manager.num_blocks(); ++block)
-      out << ' ' << cache->parent(block);
+    for (NodeId node = 0; node < TestAccess::num_nodes(*cache); ++node)
+      out << ' ' << cache->parent(node);
   }
   return out.str();
 }

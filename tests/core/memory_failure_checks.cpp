@@ -28,12 +28,32 @@ struct Manager {
   BlockManager manager{{.num_blocks = 12, .block_size = 4, .num_cpu_blocks = 12, .watermark = 0.0}};
 };
 
+// Of a pool full of cached content, half of it on the CPU, and a swapped sequence.
+struct OffloadingManager {
+  OffloadingManager() {
+    for (SeqId id = 0; id < 3; ++id) {
+      prefill(manager, id, tokens(16, static_cast<TokenId>(100 * id + 1)));
+      manager.free(id);
+    }
+    prefill(manager, 3, tokens(6, 700));
+    manager.swap_out(Ids{3});
+    prefill(manager, 4, tokens(5, 800));
+    manager.take_moves();
+    manager.end_step(manager.begin_step());
+  }
+  BlockManager manager{{.num_blocks = 8,
+                        .block_size = 4,
+                        .num_cpu_blocks = 12,
+                        .watermark = 0.0,
+                        .enable_kv_offloading = true}};
+};
+
 // Runs call on a fresh manager, failing its 1st, 2nd, ... allocation until it gets through.
-template <class Call>
+template <class Fresh = Manager, class Call>
 void expect_whole_or_nothing(const char* name, Call call) {
   int num_failed = 0;
   for (long n = 0;; ++n) {
-    Manager fresh;
+    Fresh fresh;
     const std::string before = testing::state_of(fresh.manager);
     bool has_failed = false;
     num_until_failure = n;
@@ -76,6 +96,26 @@ TEST(MemoryFailure, leaves_the_manager_as_it_was_in_every_call) {
   expect_whole_or_nothing("swap_out", [&](BlockManager& m) { m.swap_out(ids); });
   expect_whole_or_nothing("reset_prefix_cache", [](BlockManager& m) { m.reset_prefix_cache(); });
   expect_whole_or_nothing("swap_in", [&](BlockManager& m) { m.swap_in(third); });
+}
+
+TEST(MemoryFailure, leaves_moves_between_the_pools_as_they_were_in_every_call) {
+  const std::vector<TokenId> cached = tokens(17);
+  const Ids swapped = {3};
+  const Ids running = {4};
+  const Counts counts = {20};
+  {
+    OffloadingManager fresh;
+    EXPECT_EQ(fresh.manager.allocate(7, cached), 16);
+    EXPECT_LT(0, TestAccess::moves(fresh.manager).in.size());
+    EXPECT_LT(0, TestAccess::moves(fresh.manager).out.size());
+  }
+  const auto expect = [](const char* name, auto call) {
+    expect_whole_or_nothing<OffloadingManager>(name, call);
+  };
+  expect("allocate", [&](BlockManager& m) { m.allocate(7, cached); });
+  expect("append_batch", [&](BlockManager& m) { m.append_batch(running, counts); });
+  expect("swap_in", [&](BlockManager& m) { m.swap_in(swapped); });
+  expect("swap_out", [&](BlockManager& m) { m.swap_out(running); });
 }
 
 TEST(MemoryFailure, ending_sequences_and_steps_needs_no_memory) {

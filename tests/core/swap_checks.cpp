@@ -118,7 +118,7 @@ TEST(Swap, refuses_what_it_cannot_do_and_changes_nothing) {
   manager.allocate(0, tokens(12));
   manager.allocate(1, tokens(8, 50));
   EXPECT_REFUSED(manager, manager.swap_out(Ids{0}), OutOfBlocks,
-                 "swap_out needs 3 CPU blocks, 2 of 2 are free");
+                 "swap_out needs 3 CPU blocks, 2 of 2 can be taken");
   EXPECT_REFUSED(manager, manager.swap_out(Ids{1, 1}), std::invalid_argument,
                  "seq_id 1 stands twice");
   EXPECT_REFUSED(manager, manager.swap_out(Ids{1, 5}), UnknownSequence, "seq_id 5 is not known");
@@ -140,7 +140,7 @@ TEST(Swap, without_a_cpu_pool_every_swap_is_refused) {
   BlockManager manager = make(4, 0);
   manager.allocate(0, tokens(3));
   EXPECT_REFUSED(manager, manager.swap_out(Ids{0}), OutOfBlocks,
-                 "swap_out needs 1 CPU blocks, 0 of 0 are free");
+                 "swap_out needs 1 CPU blocks, 0 of 0 can be taken");
 }
 
 TEST(Swap, a_published_chain_stays_findable_and_is_published_again_afterwards) {
@@ -202,7 +202,7 @@ TEST(Swap, beside_a_step_both_sides_stay_in_transit_until_it_ends) {
   EXPECT_EQ(manager.statistics().num_in_transit, 2);
   EXPECT_EQ(manager.statistics().num_cpu_free, 0);  // being read
   EXPECT_REFUSED(manager, manager.swap_out(Ids{0}), OutOfBlocks,
-                 "swap_out needs 2 CPU blocks, 0 of 2 are free");
+                 "swap_out needs 2 CPU blocks, 0 of 2 can be taken");
   manager.free(0);
   EXPECT_EQ(manager.statistics().num_draining, 2);
   manager.end_step(second);

@@ -71,3 +71,13 @@ def test_an_option_like_no_other_lists_them_all() -> None:
 def test_a_value_out_of_range_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         EngineConfig.from_options("m", **options)
+
+
+def test_offloading_needs_a_place_and_a_cache() -> None:
+    assert CacheConfig(swap_space=1.0, enable_kv_offloading=True).enable_kv_offloading
+    assert not CacheConfig(swap_space=1.0).enable_kv_offloading
+    for options in ({"swap_space": 0.0}, {"swap_space": 1.0, "enable_prefix_caching": False}):
+        with pytest.raises(ValueError, match="enable_kv_offloading needs swap_space above 0 and"):
+            CacheConfig(enable_kv_offloading=True, **options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="enable_kv_offloading must be True or False, got 1"):
+        CacheConfig(swap_space=1.0, enable_kv_offloading=1)  # type: ignore[arg-type]

@@ -12,7 +12,9 @@ from harness import run
 from pagedkv.config import EngineConfig
 from pagedkv.engine import Engine
 from pagedkv.engine.loading import LoadedModel, load
+from pagedkv.engine.rate_meter import RateMeter
 from pagedkv.sampling_params import SamplingParams
+from pagedkv.scheduler import Rates
 
 pytestmark = pytest.mark.model
 
@@ -35,6 +37,14 @@ PRESSURES: dict[str, dict[str, Any]] = {
         "enable_prefix_caching": False,
     },
 }
+
+
+class CheapMoves(RateMeter):
+    """Rates that do not depend on how busy this machine is."""
+
+    @property
+    def rates(self) -> Rates:
+        return Rates(link_bytes_per_s=1e12, prefill_tokens_per_s=1.0)
 
 
 def config_of(**options: Any) -> EngineConfig:
@@ -99,3 +109,18 @@ def test_a_question_in_the_chat_template_ends_by_itself(loaded: LoadedModel) -> 
     assert output.finish_reason == "stop"
     assert "<|" not in output.text
     assert output.text.strip()
+
+
+def test_prefixes_that_come_back_from_the_cpu_change_no_answer(
+    loaded: LoadedModel, solo: list[list[int]]
+) -> None:
+    pool = {"num_gpu_blocks_override": 12, "block_size": 4, "watermark": 0.0}
+    engine = Engine(loaded, config_of(**pool, swap_space=0.01, enable_kv_offloading=True))
+    engine._runner.meter = CheapMoves()
+    for number in range(2):
+        for i, prompt in enumerate(PROMPTS):
+            name = f"{number}-{i}"
+            engine.add_request(name, prompt, GREEDY)
+            outputs, _ = run(engine)
+            assert outputs[name].outputs[0].token_ids == solo[i], prompt
+    assert engine.statistics().prefix_cache_cpu_hits > 0

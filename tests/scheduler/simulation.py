@@ -130,6 +130,7 @@ class Simulation:
     reserve_after_preemptions: int = 3
     num_cpu_blocks: int = 0
     preemption_mode: str = "auto"
+    enable_kv_offloading: bool = False
     window: int = 0
     finished: dict[str, FinishedRequest] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
@@ -148,6 +149,7 @@ class Simulation:
             enable_prefix_caching=self.enable_prefix_caching,
             hash_bits=self.hash_bits,
             shuffle_seed=self.shuffle_seed,
+            enable_kv_offloading=self.enable_kv_offloading,
         )
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
@@ -246,6 +248,7 @@ class Simulation:
         for cpu_block, block in step.swap_in:
             self.cache[block] = self.cpu_cache[cpu_block]
             self.cpu_cache[cpu_block] = NOTHING
+        self.cpu_cache[self.manager.cpu_states() == BlockState.FREE.value] = NOTHING
         for source, destination in step.copies:
             self.cache[destination] = self.cache[source]
         slots = np.repeat(step.slots, step.query_lens)
@@ -308,7 +311,7 @@ class Simulation:
         statistics = self.manager.statistics()
         assert statistics.num_free + statistics.num_cached_idle == self.num_blocks
         assert statistics.num_sequences == 0
-        assert statistics.num_cpu_free == self.num_cpu_blocks
+        assert statistics.num_cpu_free + statistics.num_cpu_cached_idle == self.num_cpu_blocks
 
     def _check_beam(self, one: FinishedRequest) -> None:
         if one.reason in ("stop", "length"):
@@ -350,6 +353,8 @@ class Simulation:
         assert lens.sum() == step.num_tokens <= self.max_num_batched_tokens
         assert (np.diff((lens != 1).astype(int)) >= 0).all(), f"single tokens first: {lens}"
         assert np.unique(step.slots).size == step.slots.size
+        for pairs in (step.swap_out, step.swap_in, step.copies):
+            assert np.unique(pairs[:, 1]).size == len(pairs), "two moves into one block"
         in_step = {self.scheduler.request_at(int(slot)).request_id for slot in step.slots}  # type: ignore[union-attr]
         # Only where a beam search found everything in its way preempted, some start again at once.
         if not any(group.search for group in self.scheduler._forking.groups.values()):

@@ -92,7 +92,7 @@ def test_a_miss_by_eviction_says_when_and_for_whom() -> None:
     assert len(evicted.numbers["block_ids"]) == 3  # type: ignore[arg-type]
     assert evicted.step == 3
     assert evicted.numbers["idle_steps"] == (0, 0, 0)
-    assert "step 3: takes blocks out of the prefix cache, which gives up their 12 tokens" in (
+    assert "step 3: takes blocks out of the prefix cache, whose 12 tokens are given up, idle" in (
         why(simulation, "b").text
     )
     # Of another tenant's prompt nothing is told.
@@ -126,15 +126,18 @@ def test_decodes_that_evict_are_told_without_an_object_each() -> None:
 
 def test_the_last_evictions_are_kept() -> None:
     log = EvictionLog(block_size=4)
-    log.add(1, np.array([[7, 3, 9]]))
+    log.add(1, np.array([[7, 3, 9, -1]]))
     for step in range(2, 12):
-        log.add(step, np.stack([np.arange(1000), np.full(1000, 5), np.full(1000, step)], axis=1))
+        log.add(
+            step,
+            np.stack([np.arange(1000), *(np.full(1000, one) for one in (5, step, -1))], axis=1),
+        )
     assert log.decisions(3) == []
     decisions = log.decisions(5)
     assert [one.step for one in decisions] == list(range(3, 12))
     assert sum(len(one.numbers["block_ids"]) for one in decisions) == MAX_EVICTIONS  # type: ignore[arg-type]
     assert decisions[-1].numbers["idle_steps"] == (11,) * 1000
-    log.add(20, np.stack([np.arange(10_000)] * 3, axis=1))
+    log.add(20, np.stack([np.arange(10_000)] * 4, axis=1))
     assert log.decisions(9_999)[0].numbers["block_ids"] == (9_999,)
     assert log.decisions(10_000 - MAX_EVICTIONS - 1) == []
 

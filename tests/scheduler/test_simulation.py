@@ -5,6 +5,7 @@ One seed again: python tests/scheduler/test_simulation.py SEED
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from simulation import GARBAGE, STOP_ID, VOCAB, Simulation, make_request
 
 from pagedkv.records import ScheduledStep
+from pagedkv.scheduler import Rates
 
 SEEDS_PER_TEST = 250
 NUM_SEEDS = 5000
@@ -56,6 +58,19 @@ def random_simulation(rng: random.Random, window_rng: random.Random | None = Non
     )
 
 
+def with_offloading(simulation: Simulation, rng: random.Random) -> Simulation:
+    """Two in three of those that can have it, with moves that are cheap, or not."""
+    has_it = simulation.num_cpu_blocks and simulation.enable_prefix_caching and rng.random() < 0.67
+    if not has_it:
+        return simulation
+    made = dataclasses.replace(simulation, enable_kv_offloading=True)
+    cost = rng.choice([0.01, 0.01, 0.5, 1.5, 4.0])
+    made.scheduler.rates = Rates(
+        link_bytes_per_s=1.0, prefill_tokens_per_s=cost * simulation.block_size
+    )
+    return made
+
+
 def random_prompt(rng: random.Random, prefixes: list[list[int]], max_len: int) -> list[int]:
     prompt = list(rng.choice(prefixes)) if rng.random() < 0.6 else []
     prompt += [rng.randrange(VOCAB) for _ in range(rng.choice([2, rng.randint(1, 20)]))]
@@ -65,6 +80,7 @@ def random_prompt(rng: random.Random, prefixes: list[list[int]], max_len: int) -
 def simulate(seed: int) -> Simulation:
     rng = random.Random(seed)
     simulation = random_simulation(rng, random.Random(f"window {seed}") if seed % 2 else None)
+    simulation = with_offloading(simulation, random.Random(f"offloading {seed}"))
     prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 24))] for _ in range(2)]
     num_left, number = rng.randint(1, 14), 0
     max_num_launched = rng.choice([0, 0, 1, 2])
@@ -203,12 +219,15 @@ def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
     reasons: set[str] = set()
     num_preempted = num_hits = num_copies = num_preempted_forks = num_swapped = 0
     num_searches = num_preempted_beams = num_held_back = num_beyond_the_pool = 0
-    num_swapped_in_units = 0
+    num_swapped_in_units = num_offloaded = num_cpu_hits = num_offload_drops = 0
     for seed in range(160):
         simulation = simulate(seed)
         reasons |= {one.reason for one in simulation.finished.values()}
         num_preempted += simulation.num_preempted
         num_swapped += simulation.manager.statistics().num_swapped_in
+        num_offloaded += simulation.manager.statistics().num_offloaded
+        num_offload_drops += simulation.manager.statistics().num_offload_drops
+        num_cpu_hits += simulation.manager.statistics().prefix_cache_cpu_hits
         num_swapped_in_units += simulation.num_swapped_in_units
         num_hits += simulation.manager.statistics().prefix_cache_hits
         num_copies += simulation.manager.statistics().num_copies
@@ -228,6 +247,9 @@ def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
     assert num_held_back > 200
     assert num_beyond_the_pool > 10
     assert num_swapped_in_units > 20
+    assert num_offloaded > 100
+    assert num_offload_drops > 20
+    assert num_cpu_hits > 40
     assert num_searches > 20
     assert num_preempted_beams > 10
     assert num_copies > 50

@@ -25,6 +25,15 @@
 // lies below. A prefix is found from the first token on, as without a window, but a hit holds only
 // the blocks that the window still needs.
 //
+// Offloading (enable_kv_offloading). The CPU pool is a second level of the prefix cache: an evicted
+// block's content moves to a CPU block, least recently used content there making room, and is found
+// as before; a hit brings it back to a fresh block, as far as swap_in_cost says that this is
+// cheaper. Content is in one place at a time. Swapped sequences come first: swap_out drops what the
+// prefix cache has there. These moves are returned by take_moves(), for the step being built, and
+// begin_step demands that they were taken: of the step's pairs run first all into the CPU pool,
+// then all out of it, then the copies. A CPU block that one of them touches, or that swap_in reads,
+// is used for nothing else until that step has ended, so the caller must begin and end steps.
+//
 // Errors: std::invalid_argument for bad arguments, OutOfBlocks, UnknownSequence, DoubleFree
 // (types.h). Thread safety: none, and no locks: one thread owns a manager. Others read snapshots.
 //
@@ -69,6 +78,13 @@ struct BlockManagerConfig {
   std::optional<std::string> hash_secret = std::nullopt;
   std::int64_t hash_bits = 128;                              // fewer weaken the hash, for tests
   std::optional<std::uint64_t> shuffle_seed = std::nullopt;  // initial order of the free list
+  bool enable_kv_offloading = false;                         // needs CPU blocks and prefix caching
+};
+
+// Content that the prefix cache moves between the pools, in the order to run it.
+struct Moves {
+  std::vector<BlockCopy> out;  // (block, CPU block)
+  std::vector<BlockCopy> in;   // (CPU block, block), after all of out
 };
 
 class BlockManager {
@@ -79,6 +95,7 @@ class BlockManager {
 
   std::int64_t num_blocks() const { return pool_.num_blocks(); }
   std::int64_t block_size() const { return block_size_; }
+  bool has_offloading() const { return has_offloading_; }
   // Free and idle blocks: what an allocation can take now.
   std::int64_t num_allocatable_blocks() const { return pool_.num_allocatable(); }
   // Blocks without a holder that an allocation can take once the launched steps have ended.
@@ -160,7 +177,18 @@ class BlockManager {
   // -- steps in flight
   // -------------------------------------------------------------------------------------------------
   StepId begin_step();
-  void end_step(StepId step);
+  // has_failed: nobody knows which of its moves have run, so what they moved is forgotten.
+  void end_step(StepId step, bool has_failed = false);
+
+  // -- offloading
+  // ------------------------------------------------------------------------------------------------------
+  // Moves since the last call; run them before the step that begin_step launches next.
+  Moves take_moves();
+  // What bringing a block back costs, as a multiple of what computing it costs; 0: nothing. From 1
+  // on no block is moved out. A cached prefix ends where the next blocks would cost more than they
+  // save.
+  double swap_in_cost() const { return swap_in_cost_; }
+  void set_swap_in_cost(double cost);
 
   // -- the whole
   // -------------------------------------------------------------------------------------------------------
@@ -180,6 +208,8 @@ class BlockManager {
   const SequenceTable& sequences() const { return sequences_; }
   std::int32_t ref_count(BlockId block) const { return pool_.ref_count(block); }
   BlockState state(BlockId block) const { return pool_.state(block); }
+  std::int64_t num_cpu_blocks() const { return cpu_pool_.num_blocks(); }
+  BlockState cpu_state(BlockId cpu_block) const { return cpu_pool_.state(cpu_block); }
   // Brings a block's record into the CPU cache ahead of ref_count().
   void prefetch(BlockId block) const { pool_.prefetch(block); }
   // Throws InvariantViolation naming the invariant.
@@ -194,7 +224,9 @@ class BlockManager {
     std::int64_t num_new_blocks = 0;
     std::int64_t num_idle_hits = 0;   // of those that it will hold
     std::int32_t num_freed_hits = 0;  // that lie behind the window
+    std::int64_t num_cpu_hits = 0;    // that it will hold, each in a new block
     std::optional<Hash128> missed;    // hash of the first block that was not found
+    bool is_on_cpu = false;           // the first that is not taken was found there
   };
 
   // block_manager.cpp
@@ -204,13 +236,13 @@ class BlockManager {
   std::int64_t num_blocks_for(std::int64_t num_tokens) const {
     return (num_tokens + block_size_ - 1) / block_size_;
   }
-  // Evicts until num_blocks blocks are free. The i-th eviction is for sequence for_whom(i).
-  // REQUIRES: so many can be allocated.
+  // Evicts until num_blocks blocks are free. The i-th block that becomes free is for sequence
+  // for_whom(i). REQUIRES: so many can be allocated, and room by reserve_moves.
   template <class ForWhom>
   void make_room(std::int64_t num_blocks, ForWhom for_whom);
   BlockId take_block() { return pool_.allocate(); }  // after make_room
-  void note_eviction(BlockId block, const Hash128& key, SeqId for_whom);
-  PrefixMiss why_missed(const std::optional<Hash128>& missed) const;
+  void note_eviction(const Eviction& eviction);
+  PrefixMiss why_missed(const Plan& plan) const;
   void throw_out_of_blocks(const char* what, std::int64_t num_needed, std::int64_t num_there) const;
   std::uint64_t next_stamp() { return ++last_stamp_; }
 
@@ -228,6 +260,25 @@ class BlockManager {
   std::int64_t num_copies_of_shared() const;
   std::int64_t num_blocks_taken(std::size_t i, std::span<const std::int64_t> counts) const;
   void release_table(Sequence& sequence);
+
+  // block_manager_offload.cpp
+  // In the prefix cache, CPU block i is num_blocks + i.
+  bool is_cpu_node(NodeId node) const { return node >= pool_.num_blocks(); }
+  NodeId cpu_node(BlockId cpu_block) const { return pool_.num_blocks() + cpu_block; }
+  BlockId cpu_block_of(NodeId node) const { return node - pool_.num_blocks(); }
+  bool is_arriving(BlockId block) const {
+    return has_offloading_ && moved_in_[block] == static_cast<std::uint32_t>(pool_.next_step());
+  }
+  void reserve_moves(std::int64_t num_out, std::int64_t num_held);
+  void hold_cpu_block(BlockId cpu_block);
+  std::size_t worthwhile_hits() const;
+  void evict(BlockId victim, SeqId for_whom);
+  bool make_cpu_room(SeqId for_whom);
+  void drop(NodeId node, SeqId for_whom);
+  void hold_hits(Sequence& sequence, std::int32_t first);
+  void bring_back_hits(Sequence& sequence, std::int32_t first);
+  void forget_arrival(BlockId block);
+  void forget_moves_of(StepId step);
 
   // block_manager_window.cpp
   std::int64_t kept_tokens(std::int64_t window) const;
@@ -253,6 +304,7 @@ class BlockManager {
   std::int64_t num_tokens_in(const Sequence& sequence, std::size_t index) const;
 
   // block_manager_invariants.cpp
+  void check_is_held(BlockId cpu_block) const;
   void check_freed(const Sequence& sequence, const std::string& name) const;
   void check_published(const Sequence& sequence, const std::string& name) const;
 
@@ -265,7 +317,13 @@ class BlockManager {
   std::optional<EvictedHashes> evicted_hashes_;  // none: prefix caching is off
   std::vector<Eviction> evicted_;                // what take_evicted returns; never grows
   PrefixMiss last_miss_;
-  std::uint64_t last_stamp_ = 0;             // of Sequence::table_stamp
+  bool has_offloading_;
+  double swap_in_cost_ = 0.0;
+  Moves moves_;  // not yet taken
+  // CPU blocks that moves of the step being built read or write, each with a ref count of its own.
+  std::vector<BlockId> held_cpu_blocks_;
+  std::vector<std::uint32_t> moved_in_;  // by node: the step being built when it was last moved to
+  std::uint64_t last_stamp_ = 0;         // of Sequence::table_stamp
   mutable std::uint64_t last_version_ = 0;   // of Snapshot::version
   mutable std::vector<std::int32_t> slots_;  // scratch of the batch calls
   // By slot: the last batch call that named its sequence, which finds duplicates.
@@ -276,6 +334,10 @@ class BlockManager {
   std::int64_t num_tokens_ = 0;          // positions held in pool blocks, each block once
   std::int64_t num_queries_ = 0;
   std::int64_t num_hits_ = 0;
+  std::int64_t num_cpu_hits_ = 0;
+  std::int64_t num_offloaded_ = 0;
+  std::int64_t num_onloaded_ = 0;
+  std::int64_t num_offload_drops_ = 0;
   std::int64_t num_evictions_ = 0;
   std::int64_t num_copies_ = 0;
   std::int64_t num_swapped_out_ = 0;
@@ -290,7 +352,7 @@ void BlockManager::make_room(std::int64_t num_blocks, ForWhom for_whom) {
   // first two are fetched kLater evictions ahead, the others half as far.
   constexpr std::size_t kHalf = BlockAllocator::kLater / 2;
   BlockId soon[kHalf] = {};
-  std::int64_t num_evicted = 0;
+  const std::int64_t num_free = pool_.num_free();
   for (std::size_t i = 0; pool_.num_free() < num_blocks; ++i) {
     const BlockId victim = pool_.oldest_idle().value();
     const BlockId later = pool_.guess_later_idle(victim);
@@ -301,9 +363,7 @@ void BlockManager::make_room(std::int64_t num_blocks, ForWhom for_whom) {
       evicted_hashes_->prefetch(cache_->key(soon[i % kHalf]));
     }
     soon[i % kHalf] = later;
-    cache_->erase(victim, [&](BlockId block, const Hash128& key) {
-      note_eviction(block, key, for_whom(num_evicted++));
-    });
+    evict(victim, for_whom(pool_.num_free() - num_free));
   }
 }
 

@@ -41,7 +41,8 @@
 
 namespace pagedkv {
 
-// A node of the forest: a block id, or -1 - i for root i.
+// A node of the forest: a block id, or -1 - i for root i. Block ids from the pool's size on are the
+// owner's to give, for content that is elsewhere: a chain may lead from one kind to the other.
 using NodeId = std::int32_t;
 inline constexpr NodeId kNoNode = std::numeric_limits<NodeId>::min();
 
@@ -81,6 +82,9 @@ class PrefixCache {
   // Publishes block. REQUIRES: find() has no answer, block is not published, parent is a root or
   // published.
   void insert(BlockId block, NodeId parent, const Hash128& key, const TokenId* tokens);
+
+  // The content of a published block is in another one from now on. REQUIRES: to is not published.
+  void move(BlockId from, BlockId to);
 
   bool is_published(BlockId block) const { return entries_[block].parent != kNoNode; }
   const Hash128& key(BlockId block) const { return entries_[block].key; }  // of a published block
@@ -169,6 +173,7 @@ class PrefixCache {
     return node < 0 ? roots_[root_index(node)].first_child : entries_[node].first_child;
   }
   void erase_leaf(BlockId block);
+  std::uint32_t place_of(BlockId block) const;
   void drop_root_if_unused(NodeId root);
   void remove_from_table(BlockId block);
 

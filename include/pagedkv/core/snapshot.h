@@ -22,6 +22,7 @@ struct Snapshot {
   Statistics statistics;
   std::vector<std::int32_t> ref_counts;      // [num_blocks]
   std::vector<BlockState> states;            // [num_blocks]
+  std::vector<BlockState> cpu_states;        // [num_cpu_blocks]
   std::vector<SeqId> seq_ids;                // [num_sequences]
   std::vector<std::int64_t> seq_num_tokens;  // [num_sequences]
   std::vector<std::int64_t> seq_start_loc;   // [num_sequences + 1], into block_ids

@@ -45,11 +45,12 @@ struct BlockCopy {
   friend bool operator==(const BlockCopy&, const BlockCopy&) = default;
 };
 
-// A block whose cached content was given up for an allocation.
+// Cached content that left its block for an allocation: moved to the CPU pool or given up.
 struct Eviction {
-  BlockId block = 0;
+  BlockId block = 0;            // -1: it was in the CPU pool already, and is given up there
   SeqId seq_id = 0;             // for which sequence
   std::int64_t idle_steps = 0;  // steps launched since its last holder let go of it
+  BlockId cpu_block = -1;       // where it went, or was; -1: nowhere
   friend bool operator==(const Eviction&, const Eviction&) = default;
 };
 
@@ -59,6 +60,7 @@ enum class MissReason : std::uint8_t {
   kNeverCached = 1,  // as far as is remembered; under another extra key counts as never
   kEvicted = 2,      // it was cached once
   kCachingOff = 3,
+  kOnCpu = 4,  // it is in the CPU pool, and bringing it back would cost more than computing it
 };
 struct PrefixMiss {
   MissReason reason = MissReason::kNone;
@@ -98,15 +100,20 @@ struct Statistics {
   std::int64_t num_draining = 0;
   std::int64_t num_cpu_blocks = 0;
   std::int64_t num_cpu_free = 0;
+  std::int64_t num_cpu_cached_idle = 0;  // evicted content that can be found, or dropped for a swap
   std::int64_t num_sequences = 0;
   std::int64_t num_tokens = 0;            // positions held in the pool, a shared block counted once
   double token_occupancy = 0.0;           // num_tokens / (num_blocks * block_size)
   double block_occupancy = 0.0;           // (referenced + in transit + draining) / num_blocks
   std::int64_t prefix_cache_queries = 0;  // tokens looked up by allocate
   std::int64_t prefix_cache_hits = 0;     // tokens found by allocate
-  std::int64_t prefix_cache_misses = 0;   // the others
+  std::int64_t prefix_cache_cpu_hits = 0;   // of these, tokens that came back from the CPU pool
+  std::int64_t prefix_cache_misses = 0;     // the others
   std::int64_t prefix_cache_evictions = 0;  // cached tokens given up for an allocation
   std::int64_t num_evictions = 0;           // their blocks
+  std::int64_t num_offloaded = 0;           // of these, moved to the CPU pool
+  std::int64_t num_onloaded = 0;            // and of those, brought back
+  std::int64_t num_offload_drops = 0;       // or given up there
   std::int64_t num_copies = 0;              // copy-on-write
   std::int64_t num_swapped_out = 0;         // blocks
   std::int64_t num_swapped_in = 0;          // blocks

@@ -47,6 +47,7 @@ def generate(
     record: options.Record = None,
     record_tokens: options.RecordTokens = False,
     swap_space: options.SwapSpace = 0.0,
+    enable_kv_offloading: options.EnableKvOffloading = False,
     preemption_mode: options.PreemptionMode = "auto",
     dtype: options.Dtype = "auto",
     max_model_len: options.MaxModelLen = None,
@@ -80,6 +81,7 @@ def generate(
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=cache_bytes,
         swap_space=swap_space,
+        enable_kv_offloading=enable_kv_offloading,
         preemption_mode=preemption_mode,
     )
     names = [str(number) for number in range(len(prompts))]

@@ -49,6 +49,14 @@ SwapSpace = Annotated[
         help="GiB of CPU memory for the blocks of preempted requests.", rich_help_panel=_ENGINE
     ),
 ]
+EnableKvOffloading = Annotated[
+    bool,
+    typer.Option(
+        "--enable-kv-offloading",
+        help="What the prefix cache evicts moves to swap_space too.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 PreemptionMode = Annotated[
     str, typer.Option(help="auto, swap or recompute.", rich_help_panel=_ENGINE)
 ]

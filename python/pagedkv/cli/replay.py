@@ -45,6 +45,14 @@ def replay(
         float | None,
         typer.Option(help="GiB for the blocks of preempted requests.", rich_help_panel=_OTHER),
     ] = None,
+    enable_kv_offloading: Annotated[
+        bool | None,
+        typer.Option(
+            "--enable-kv-offloading/--no-enable-kv-offloading",
+            help="Evicted blocks move to swap_space.",
+            rich_help_panel=_OTHER,
+        ),
+    ] = None,
     preemption_mode: Annotated[
         str | None, typer.Option(help="auto, swap or recompute.", rich_help_panel=_OTHER)
     ] = None,
@@ -79,6 +87,7 @@ def replay(
         "enable_prefix_caching": enable_prefix_caching,
         "watermark": watermark,
         "swap_space": swap_space,
+        "enable_kv_offloading": enable_kv_offloading,
         "preemption_mode": preemption_mode,
         "scheduling_policy": scheduling_policy,
         "max_num_seqs": max_num_seqs,

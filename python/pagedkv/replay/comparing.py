@@ -21,6 +21,7 @@ CACHE_OPTIONS = (
     "enable_prefix_caching",
     "watermark",
     "swap_space",
+    "enable_kv_offloading",
 )
 SCHEDULER_OPTIONS = (
     "max_num_seqs",
@@ -53,7 +54,12 @@ class Settings:
         sizes = {"num_blocks": self.facts.num_blocks, "num_cpu_blocks": self.facts.num_cpu_blocks}
         cache = {
             name: getattr(self.cache, name)
-            for name in ("block_size", "enable_prefix_caching", "watermark")
+            for name in (
+                "block_size",
+                "enable_prefix_caching",
+                "watermark",
+                "enable_kv_offloading",
+            )
         }
         return {
             **cache,

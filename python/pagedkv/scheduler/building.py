@@ -20,6 +20,7 @@ def build_scheduler(
         num_cpu_blocks=facts.num_cpu_blocks,
         watermark=cache.watermark,
         enable_prefix_caching=cache.enable_prefix_caching,
+        enable_kv_offloading=cache.enable_kv_offloading,
     )
     return manager, Scheduler(
         manager,

@@ -23,7 +23,7 @@ _TEXTS: dict[str, str] = {
     "queued": "queued with {prompt_len} prompt tokens, at most {max_tokens} to generate, "
     "priority {priority}; {num_queued} requests wait, {num_running} run",
     "admitted": "starts with a chunk of {query_len} tokens; {num_cached} of its {num_tokens} "
-    "tokens are in the prefix cache, {missed}{behind}",
+    "tokens are in the prefix cache{returning}, {missed}{behind}",
     "resumed": "resumes{together}: {num_blocks} blocks come back from the CPU, {num_tokens} tokens "
     "need not be computed again",
     "preempted": "preempted {by}; {way} ({why}); {who} held {num_blocks} blocks alone and had "

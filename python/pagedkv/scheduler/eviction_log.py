@@ -13,15 +13,15 @@ MAX_EVICTIONS = 8192
 
 
 class EvictionLog:
-    """A ring of rows (step, block_id, seq_id, idle_steps)."""
+    """A ring of rows (step, block_id, seq_id, idle_steps, cpu_block)."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._rows = np.empty((MAX_EVICTIONS, 4), dtype=np.int64)
+        self._rows = np.empty((MAX_EVICTIONS, 5), dtype=np.int64)
         self._num_added = 0
 
     def add(self, step: int, evicted: NDArray[np.int64]) -> None:
-        """evicted: int64 [n, 3], the manager's (block_id, seq_id, idle_steps)."""
+        """evicted: int64 [n, 4], the manager's (block_id, seq_id, idle_steps, cpu_block)."""
         evicted = evicted[-MAX_EVICTIONS:]
         places = (self._num_added + np.arange(len(evicted))) % MAX_EVICTIONS
         self._rows[places, 0] = step
@@ -29,28 +29,55 @@ class EvictionLog:
         self._num_added += len(evicted)
 
     def decisions(self, seq_id: int) -> list[Decision]:
-        """What was evicted for a sequence, a decision for each step, oldest first."""
+        """What was evicted for a sequence, for each step one decision about the pool and one about
+        the CPU, oldest first.
+        """
         size = min(self._num_added, MAX_EVICTIONS)
         oldest_first = (self._num_added - size + np.arange(size)) % MAX_EVICTIONS
         rows = self._rows[oldest_first]
         rows = rows[rows[:, 2] == seq_id]
-        return [
-            self._decision(int(step), rows[rows[:, 0] == step]) for step in np.unique(rows[:, 0])
-        ]
+        decisions = []
+        for step in np.unique(rows[:, 0]).tolist():
+            of_step = rows[rows[:, 0] == step]
+            in_pool = of_step[:, 1] >= 0
+            if in_pool.any():
+                decisions.append(self._evicted(step, of_step[in_pool]))
+            if not in_pool.all():
+                decisions.append(self._dropped(step, of_step[~in_pool]))
+        return decisions
 
-    def _decision(self, step: int, rows: NDArray[np.int64]) -> Decision:
-        block_ids, idle_steps = tuple(rows[:, 1].tolist()), tuple(rows[:, 3].tolist())
-        num_tokens = len(rows) * self._block_size
-        low, high = min(idle_steps), max(idle_steps)
-        idle = f"{low} to {high} steps" if low < high else f"{low} steps"
+    def _evicted(self, step: int, rows: NDArray[np.int64]) -> Decision:
+        block_ids, num_moved = tuple(rows[:, 1].tolist()), int((rows[:, 4] >= 0).sum())
+        num_tokens, idle_steps, idle = self._numbers(rows)
+        fate = "are given up" if num_moved == 0 else "move to the CPU"
+        if 0 < num_moved < len(rows):
+            fate = f"move to the CPU but for {num_tokens - num_moved * self._block_size}"
         text = (
-            f"takes blocks out of the prefix cache, which gives up their {num_tokens} tokens, idle "
-            f"for {idle}: {', '.join(map(str, block_ids))}"
+            f"takes blocks out of the prefix cache, whose {num_tokens} tokens {fate}, idle for "
+            f"{idle}: {', '.join(map(str, block_ids))}"
         )
         return Decision(
             "evicted",
             step,
             step,
-            {"num_tokens": num_tokens, "block_ids": block_ids, "idle_steps": idle_steps},
+            {
+                "num_tokens": num_tokens,
+                "block_ids": block_ids,
+                "idle_steps": idle_steps,
+                "num_offloaded": num_moved,
+            },
             text,
         )
+
+    def _dropped(self, step: int, rows: NDArray[np.int64]) -> Decision:
+        num_tokens, idle_steps, idle = self._numbers(rows)
+        text = f"for it {num_tokens} cached tokens on the CPU are given up, idle for {idle}"
+        return Decision(
+            "dropped", step, step, {"num_tokens": num_tokens, "idle_steps": idle_steps}, text
+        )
+
+    def _numbers(self, rows: NDArray[np.int64]) -> tuple[int, tuple[int, ...], str]:
+        idle_steps = tuple(rows[:, 3].tolist())
+        low, high = min(idle_steps), max(idle_steps)
+        idle = f"{low} to {high} steps" if low < high else f"{low} steps"
+        return len(rows) * self._block_size, idle_steps, idle

@@ -36,7 +36,6 @@ class Preemption:
         running: RunningSet,
         queue: RankedQueue,
         admission: Admission,
-        *,
         bytes_per_block: int,
         enable_prefix_caching: bool,
         log: DecisionLog,
@@ -284,11 +283,12 @@ class Preemption:
         slots = [entry.slot for entry in unit if entry.slot is not None]
         computed = table.num_computed[slots]
         seq_ids = [entry.seq_id for entry in unit]
+        statistics = self._manager.statistics()
         return choose(
             self._config.preemption_mode,
             is_waiting_beam=bool((computed == table.num_tokens[slots]).any()),
             num_blocks=self._manager.num_swap_out_blocks(seq_ids),
-            num_cpu_free=self._manager.statistics().num_cpu_free,
+            num_cpu_free=statistics.num_cpu_free + statistics.num_cpu_cached_idle,
             num_tokens=int(computed.sum()) - self._num_shared_tokens(seq_ids, computed),
             bytes_per_block=self._bytes_per_block,
             rates=self.rates,

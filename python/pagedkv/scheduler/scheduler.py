@@ -32,6 +32,7 @@ from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.ending import Ending
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
+from pagedkv.scheduler.offloading import Offloading
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue, rank_of
 from pagedkv.scheduler.rows import share_budget, singles_first, unfinished
@@ -73,13 +74,10 @@ class Scheduler:
         self.window = Window(manager, window, config.max_num_batched_tokens)
         self._admission = Admission(manager, max_model_len, self.window)
         parts = (manager, config, self._running, self._queue, self._admission)
-        self._preemption = Preemption(
-            *parts,
-            bytes_per_block=bytes_per_block,
-            enable_prefix_caching=enable_prefix_caching,
-            log=self.log,
-        )
-        self._starting = Starting(*parts, enable_prefix_caching, log=self.log, window=self.window)
+        self._preemption = Preemption(*parts, bytes_per_block, enable_prefix_caching, self.log)
+        self._offloading = Offloading(manager, bytes_per_block)
+        rest = (enable_prefix_caching, self.log, self.window, self._offloading)
+        self._starting = Starting(*parts, *rest)
         self._forking = Forking(manager, self._running, self._queue, self._entries)
         shared = (manager, self._running, self._queue, self._entries, self._forking)
         self._beams = Beams(*shared)
@@ -108,6 +106,7 @@ class Scheduler:
     @rates.setter
     def rates(self, rates: Rates) -> None:
         self._preemption.rates = rates
+        self._offloading.weigh(rates)
 
     @property
     def has_work(self) -> bool:
@@ -263,6 +262,9 @@ class Scheduler:
             self.log.evictions.add(self.log.step, evicted)
         reaches_end = self.slots.num_computed[rows] == self.slots.num_tokens[rows]
         sample_rows, draws = self._forking.expand(rows, np.flatnonzero(reaches_end))
+        swap_out, swap_in = self._offloading.join(
+            self._preemption.take_swapped_out(), started.swapped_in()
+        )
         self._in_flight = ScheduledStep(
             step_id=self._manager.begin_step(),
             slots=rows,
@@ -275,8 +277,8 @@ class Scheduler:
             admitted=tuple(started.admitted),
             preempted=(*self._stalled, *displaced, *preempted),
             forked=self._forking.take_in_new_slots(),
-            swap_out=self._preemption.take_swapped_out(),
-            swap_in=started.swapped_in(),
+            swap_out=swap_out,
+            swap_in=swap_in,
             evicted=evicted,
         )
         self._stalled = ()
@@ -344,9 +346,9 @@ class Scheduler:
     def fail(self, step: ScheduledStep, error: str) -> list[FinishedRequest]:
         """A launched step did not finish: its requests end with the error, nothing of it is
         published, others go on. Whether its swaps ran is not known, so those that it swapped out
-        will be computed again.
+        will be computed again, and what the prefix cache moved is forgotten.
         """
-        self._land(step)
+        self._land(step, has_failed=True)
         for one in step.preempted:
             entry = self._entries.get(one.request_id)
             if entry is not None and entry.is_swapped:
@@ -358,11 +360,11 @@ class Scheduler:
 
     # -- parts of update ---------------------------------------------------------------
 
-    def _land(self, step: ScheduledStep) -> None:
+    def _land(self, step: ScheduledStep, *, has_failed: bool = False) -> None:
         if self._in_flight is not step:
             raise RuntimeError(f"step {step.step_id} is not the one in flight")
         self._in_flight = None
-        self._manager.end_step(step.step_id)
+        self._manager.end_step(step.step_id, has_failed=has_failed)
 
     def _publish(
         self,

@@ -13,6 +13,7 @@ from pagedkv.records import Admitted, no_pairs
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.entry import Entry
+from pagedkv.scheduler.offloading import Offloading
 from pagedkv.scheduler.pending import PendingPrefixes
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue
@@ -60,9 +61,9 @@ class Starting:
         queue: RankedQueue,
         admission: Admission,
         has_prefix_cache: bool,
-        *,
         log: DecisionLog,
         window: Window,
+        offloading: Offloading,
     ) -> None:
         self._manager = manager
         self._running = running
@@ -72,6 +73,7 @@ class Starting:
         self._has_prefix_cache = has_prefix_cache
         self._log = log
         self._window = window
+        self._offloading = offloading
 
     def start_beside(
         self,
@@ -179,6 +181,7 @@ class Starting:
         """The blocks of its first chunk: prefix match first, size after."""
         token_ids, extra_key = entry.token_ids, entry.request.extra_key
         budget = min(budget, self._window.first_chunk)
+        num_before = self._offloading.num_cpu_hits
         cached = self._manager.allocate(
             entry.seq_id,
             token_ids,
@@ -198,11 +201,14 @@ class Starting:
         behind = ""
         if num_behind:
             behind = f"; {num_behind} blocks of them lie behind its window and are not held"
+        num_from_cpu = self._offloading.num_cpu_hits - num_before
         self._log.note(
             entry.request,
             "admitted",
             query_len=query_len,
             num_cached=cached,
+            num_from_cpu=num_from_cpu,
+            returning=f" ({num_from_cpu} come back from the CPU)" if num_from_cpu else "",
             num_tokens=int(token_ids.size),
             num_freed_blocks=num_behind,
             behind=behind,
@@ -224,6 +230,12 @@ class Starting:
             evicted_in, evicted_for = miss.evicted_in, self._log.name_of(miss.evicted_for)
             whom = "a request of long ago" if evicted_for is None else repr(evicted_for)
             why = f"block {cached // size} is not: it was evicted in step {evicted_in} for {whom}"
+        elif miss.reason is MissReason.ON_CPU:
+            cost = self._manager.swap_in_cost
+            why = (
+                f"block {cached // size} is on the CPU: bringing it back would cost {cost:.1f} "
+                "times what computing it costs"
+            )
         elif num_tokens <= size:
             why = f"where only full blocks of {size} before the last token are"
         elif num_tokens - cached == size:

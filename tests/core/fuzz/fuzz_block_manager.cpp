@@ -3,36 +3,19 @@
 // nothing, and no block that a launched step may touch is handed out. Steps overlap as in a
 // pipelined engine: the next is scheduled and written before the last is updated.
 //
-// With Clang it is a libFuzzer target. Elsewhere it draws its own inputs: core_fuzz [--runs N]
-// [--seed S]; a failing input's seed is printed and replays alone by --runs 1 --seed S.
+// With Clang it is a libFuzzer target; elsewhere draw_inputs.cpp draws the inputs.
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <deque>
 #include <map>
-#include <random>
 #include <set>
 
 #include "../cache_model.h"
 #include "../manager_state.h"
+#include "bytes.h"
 
 namespace pagedkv::testing {
 namespace {
-
-class Bytes {
- public:
-  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-  bool is_empty() const { return at_ >= size_; }
-  // 0 .. bound - 1; zeros once the input has ended.
-  std::int64_t below(std::int64_t bound) { return is_empty() ? 0 : data_[at_++] % bound; }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_;
-  std::size_t at_ = 0;
-};
 
 [[noreturn]] void fail(const std::string& what) { throw std::logic_error(what); }
 
@@ -52,15 +35,18 @@ class Engine {
       check();
     }
     while (!steps_.empty()) update();
+    run_moves();
+    manager_.end_step(manager_.begin_step());
     for (const auto& [id, live] : live_) manager_.free(id);
     manager_.check_invariants();
     const Statistics s = manager_.statistics();
-    if (s.num_free + s.num_cached_idle != s.num_blocks || s.num_cpu_free != s.num_cpu_blocks ||
-        s.num_tokens != 0) {
+    if (s.num_free + s.num_cached_idle != s.num_blocks ||
+        s.num_cpu_free + s.num_cpu_cached_idle != s.num_cpu_blocks || s.num_tokens != 0) {
       fail("blocks are lost at the end: " + state_of(manager_));
     }
     manager_.reset_prefix_cache();
-    if (manager_.statistics().num_free != s.num_blocks)
+    if (manager_.statistics().num_free != s.num_blocks ||
+        manager_.statistics().num_cpu_free != s.num_cpu_blocks)
       fail("a reset leaves blocks that are not free");
   }
 
@@ -81,14 +67,31 @@ class Engine {
 
   BlockManagerConfig draw_config() {
     constexpr std::int64_t kBits[] = {128, 4, 1};
-    return {.num_blocks = 4 + bytes_.below(28),
-            .block_size = 1 + bytes_.below(5),
-            .num_cpu_blocks = bytes_.below(3) * 6,
-            .watermark = 0.1 * static_cast<double>(bytes_.below(3)),
-            .enable_prefix_caching = bytes_.below(8) != 0,
-            .hash_secret = "the fuzzer's secret",
-            .hash_bits = kBits[bytes_.below(3)],
-            .shuffle_seed = static_cast<std::uint64_t>(bytes_.below(256))};
+    BlockManagerConfig config{.num_blocks = 4 + bytes_.below(28),
+                              .block_size = 1 + bytes_.below(5),
+                              .num_cpu_blocks = bytes_.below(3) * 6,
+                              .watermark = 0.1 * static_cast<double>(bytes_.below(3)),
+                              .enable_prefix_caching = bytes_.below(8) != 0,
+                              .hash_secret = "the fuzzer's secret",
+                              .hash_bits = kBits[bytes_.below(3)],
+                              .shuffle_seed = static_cast<std::uint64_t>(bytes_.below(256))};
+    config.enable_kv_offloading =
+        config.num_cpu_blocks > 0 && config.enable_prefix_caching && bytes_.below(3) != 0;
+    return config;
+  }
+
+  // The moves of the calls so far, together: those out of the pool first.
+  void run_moves() {
+    const Moves moves = manager_.take_moves();
+    std::set<BlockId> cpu_blocks, arrived;
+    for (const BlockCopy& move : moves.out) {
+      if (!cpu_blocks.insert(move.destination).second) fail("two moves into one CPU block");
+    }
+    for (const BlockCopy& move : moves.in) {
+      if (!arrived.insert(move.destination).second) fail("two moves into one block");
+    }
+    cache_.swap_out(moves.out);
+    cache_.swap_in(moves.in);
   }
 
   // Runs call; if it is refused, nothing may have changed.
@@ -227,6 +230,7 @@ class Engine {
       fail("append_batch and num_blocks_needed disagree");
     }
     if (!must_work) return;
+    run_moves();
     cache_.copy(copies);
     std::vector<std::int64_t> query_lens, slots;
     std::int64_t num_tokens = 0;
@@ -276,7 +280,9 @@ class Engine {
     if (steps_.empty()) return;
     const Step step = steps_.front();
     steps_.pop_front();
-    manager_.end_step(step.id);
+    const bool has_failed = bytes_.below(16) == 0;
+    manager_.end_step(step.id, has_failed);
+    if (has_failed) return end_all_of(step);
     std::vector<SeqId> ids;
     std::vector<TokenId> told;
     std::vector<std::int64_t> counts, num_computed;
@@ -295,6 +301,17 @@ class Engine {
     }
     manager_.publish_batch(ids, told, counts, num_computed);
     for (const SeqId id : ids) free_behind(id);
+  }
+
+  // Its sequences end with it.
+  void end_all_of(const Step& step) {
+    for (const auto& [id, computed] : step.num_computed) {
+      const auto found = live_.find(id);
+      if (found == live_.end() || found->second.num_written < computed) continue;
+      manager_.free(id);
+      live_.erase(found);
+      for (Step& other : steps_) other.num_computed.erase(id);
+    }
   }
 
   void fork() {
@@ -335,6 +352,7 @@ class Engine {
     if (!attempt([&] { pairs = manager_.swap_in(ids); })) return;
     if (static_cast<std::int64_t>(pairs.size()) != num_planned)
       fail("num_swap_in_blocks is not what swap_in takes");
+    run_moves();
     cache_.swap_in(pairs);
   }
 
@@ -342,6 +360,8 @@ class Engine {
     manager_.check_invariants();
     if (static_cast<std::int64_t>(live_.size()) != manager_.statistics().num_sequences)
       fail("sequences are lost");
+    if (bytes_.below(2) == 0) run_moves();
+    if (!TestAccess::moves(manager_).in.empty()) return;  // what they bring is not there yet
     for (const auto& [id, live] : live_) {
       cache_.verify(manager_, id, tags_of(live.tokens, live.extra_key), live.num_written);
     }
@@ -366,31 +386,3 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   pagedkv::testing::Engine(bytes).run();
   return 0;
 }
-
-#ifndef PAGEDKV_LIBFUZZER
-int main(int num_arguments, char** arguments) {
-  std::uint64_t num_runs = 1000;
-  std::uint64_t seed = 0;
-  for (int i = 1; i < num_arguments; i += 2) {
-    const bool is_runs = std::strcmp(arguments[i], "--runs") == 0;
-    if (i + 1 == num_arguments || (!is_runs && std::strcmp(arguments[i], "--seed") != 0)) {
-      std::fprintf(stderr, "usage: %s [--runs N] [--seed S]\n", arguments[0]);
-      return 2;
-    }
-    (is_runs ? num_runs : seed) = std::strtoull(arguments[i + 1], nullptr, 10);
-  }
-  for (std::uint64_t run = 0; run < num_runs; ++run) {
-    std::mt19937_64 random(seed + run);
-    std::vector<std::uint8_t> input(600);
-    for (std::uint8_t& byte : input) byte = static_cast<std::uint8_t>(random());
-    try {
-      LLVMFuzzerTestOneInput(input.data(), input.size());
-    } catch (const std::exception& error) {
-      std::printf("seed %llu: %s\n", static_cast<unsigned long long>(seed + run), error.what());
-      return 1;
-    }
-  }
-  std::printf("%llu inputs, no finding\n", static_cast<unsigned long long>(num_runs));
-  return 0;
-}
-#endif
