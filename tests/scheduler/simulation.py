@@ -138,6 +138,7 @@ class Simulation:
     forked_after: dict[str, list[int]] = field(default_factory=dict)  # tokens, by fork
     num_steps: int = 0
     num_preempted: int = 0
+    has_waited: bool = False  # the last schedule() gave no step
     num_swapped_in_units: int = 0
 
     def __post_init__(self) -> None:
@@ -212,13 +213,16 @@ class Simulation:
     def schedule(self) -> ScheduledStep | None:
         step = self.scheduler.schedule()
         self.check()
-        if step is not None:
+        if step is None:
+            self.has_waited = True
+        else:
             self.num_steps += 1
             self.num_preempted += len(step.preempted)
             self.launched.scheduled(step)
             in_units = [one for one in step.preempted if one.choice.num_sequences > 1]
             self.num_swapped_in_units += len(in_units)
             self._check_step(step)
+            self.has_waited = False
         return step
 
     def run(self, step: ScheduledStep, *, bad_rows: np.ndarray | None = None) -> np.ndarray:
@@ -356,8 +360,10 @@ class Simulation:
         for pairs in (step.swap_out, step.swap_in, step.copies):
             assert np.unique(pairs[:, 1]).size == len(pairs), "two moves into one block"
         in_step = {self.scheduler.request_at(int(slot)).request_id for slot in step.slots}  # type: ignore[union-attr]
-        # Only where a beam search found everything in its way preempted, some start again at once.
-        if not any(group.search for group in self.scheduler._forking.groups.values()):
+        # Only where a beam search found everything in its way preempted, some start again at once;
+        # and a step that comes after a wait tells of those preempted before it.
+        searches = any(group.search for group in self.scheduler._forking.groups.values())
+        if not searches and not self.has_waited:
             assert not in_step & {one.request_id for one in step.preempted}
         for one in step.admitted:  # matched first, sized after
             table = self.scheduler.slots

@@ -84,8 +84,7 @@ class Preemption:
                     f"the only running request needs {needed} blocks and {available} are left: "
                     "someone else holds blocks of this manager"
                 )
-            free_to_go = running.order[table.worst_blocks[running.order] == 0]
-            victim = int(free_to_go[-1] if free_to_go.size else running.order[-1])
+            victim = self._next_victim()
             by = f"since the step needs {needed} blocks and {available} can be taken"
             gone, choice = self._preempt(
                 self._unit_of(victim, keeps=running.order[0]), num_step, by
@@ -95,6 +94,20 @@ class Preemption:
             keep = ~np.isin(rows, list(gone))
             rows, query_lens = rows[keep], query_lens[keep]
         return rows, query_lens, preempted
+
+    def _next_victim(self) -> int:
+        """The highest rank without a reservation. Rather than the lowest rank of all, which always
+        goes on, a beam that waits for others, reserved or not.
+        """
+        order, table = self._running.order, self._running.slots
+        free_to_go = order[table.worst_blocks[order] == 0]
+        if free_to_go.size and free_to_go[-1] != order[0]:
+            return int(free_to_go[-1])
+        waits = table.is_beam[order] & (table.num_computed[order] == table.num_tokens[order])
+        waiting = order[1:][waits[1:]]
+        if waiting.size:
+            return int(waiting[-1])
+        return int(free_to_go[-1] if free_to_go.size else order[-1])
 
     def _hold_back(
         self, rows: NDArray[np.int64], query_lens: NDArray[np.int64], available: int
