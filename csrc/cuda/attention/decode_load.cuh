@@ -108,6 +108,7 @@ class UnitLoader {
 
   __device__ void begin(const DecodePart& part) {
     seq_len_ = part.sequence.seq_len;
+    first_key_ = part.first_key;
     kv_head_ = part.kv_head;
     key_ = part.base_key + part.unit_begin * Traits::kUnitKeys;
     table_ = table_ahead_;
@@ -136,7 +137,8 @@ class UnitLoader {
   }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  // Boxes that begin behind the sequence's end are left out. query_rows will be copied too.
+  // Boxes that begin behind the sequence's end are left out. query_rows will be copied too. A box
+  // before the window may have any block id: one outside the cache is filled with zeros.
   __device__ void copy_unit(int query_rows) {
     const DecodeSetup& setup = plan_.setup();
     const uint32_t barrier = ring_.full();
@@ -189,7 +191,8 @@ class UnitLoader {
       for (int i = lane_; i < kSpan * kChunks; i += 32) {
         const int row = i / kChunks;
         const int chunk = i % kChunks;
-        const bool valid = chunk < valid_chunks && key_ + span + row < seq_len_;
+        const int at = key_ + span + row;  // before the window the block id may be anything
+        const bool valid = chunk < valid_chunks && at >= first_key_ && at < seq_len_;
         const uint32_t place = ring_.unit() + Traits::chunk_offset(span + row, chunk);
         constexpr int kElements = 16 / static_cast<int>(sizeof(C));
         copy_async_16(place, key + row * cache.key_stride_token + chunk * kElements, valid);
@@ -228,6 +231,7 @@ class UnitLoader {
   // The part that is being loaded.
   const int32_t* table_ = nullptr;
   int seq_len_ = 0;
+  int first_key_ = 0;
   int kv_head_ = 0;
   int last_entry_ = 0;
   int key_ = 0;     // the next unit's first
