@@ -212,3 +212,28 @@ def test_after_a_stated_number_of_preemptions_a_request_keeps_its_blocks_to_the_
     assert max(counts) == limit
     assert reserved_ran
     simulation.check_outcome()
+
+
+def test_the_lowest_rank_advances_beside_a_beam_that_waits_with_reserved_blocks() -> None:
+    simulation = Simulation(
+        num_blocks=7,
+        watermark=0.0,
+        scheduling_policy="priority",
+        preemption_mode="recompute",
+        reserve_after_preemptions=1,
+    )
+    simulation.add(make_request("first", prompt_of(13), 11))  # 4 blocks at first, 6 at last
+    simulation.add(make_request("search", prompt_of(4, seed=1), 4, beam_width=2))
+    for _ in range(2):
+        simulation.step()
+    # Displaces both beams. There is room for one of them then, with the blocks it can ever need.
+    simulation.add(make_request("urgent", prompt_of(9, seed=2), 1, priority=-1))
+    while "urgent" not in simulation.finished:
+        simulation.step()
+    while simulation.step() and "first" not in simulation.finished:
+        queued = [entry.request.request_id for entry in simulation.scheduler._queue]
+        assert "search-1" in queued  # which the other waits for
+    simulation.run_all()
+    simulation.check_outcome()
+    assert simulation.finished["first"].num_preemptions == 0
+    assert simulation.num_preempted >= 3
