@@ -237,3 +237,19 @@ def test_the_lowest_rank_advances_beside_a_beam_that_waits_with_reserved_blocks(
     simulation.check_outcome()
     assert simulation.finished["first"].num_preemptions == 0
     assert simulation.num_preempted >= 3
+
+
+def test_a_search_that_lacks_a_slot_gets_that_of_the_highest_rank() -> None:
+    simulation = Simulation(max_num_seqs=2, max_num_batched_tokens=8)
+    simulation.add(make_request("a", prompt_of(4), 4, beam_width=2))
+    simulation.add(make_request("b", prompt_of(20, seed=1), 4, beam_width=2))
+    simulation.step()  # a's prompt, and the first chunk of b's
+    simulation.step()  # the token after it in the one beam that has a slot
+    assert [entry.request.request_id for entry in simulation.scheduler._queue] == ["a-1"]
+    step = simulation.schedule()
+    assert step is not None
+    assert [one.request_id for one in step.preempted] == ["b-0"]
+    assert [one.request.request_id for one in step.admitted] == ["a-1"]
+    simulation.update(step, simulation.run(step))
+    simulation.run_all()
+    simulation.check_outcome()

@@ -95,6 +95,24 @@ class Preemption:
             rows, query_lens = rows[keep], query_lens[keep]
         return rows, query_lens, preempted
 
+    def make_way(self, num_step: int) -> list[Preempted]:
+        """If the lowest rank is a beam that waits for one of its search which has no slot: the
+        highest rank without a reservation gives it its own. What that goes on to compute would be
+        thrown away later, once it waits too.
+        """
+        order, table = self._running.order, self._running.slots
+        if table.num_free or not table.is_beam[order[0]]:
+            return []
+        group = self._running.entry_at(int(order[0])).group
+        assert group is not None
+        is_waiting = table.num_computed[order[0]] == table.num_tokens[order[0]]
+        if not is_waiting or all(beam.slot is not None for beam in group.beams):
+            return []
+        for slot in order[:0:-1].tolist():
+            if table.worst_blocks[slot] == 0 and self._running.entry_at(slot).group is not group:
+                return [self._take(slot, num_step)]
+        return []
+
     def _next_victim(self) -> int:
         """The highest rank without a reservation. Rather than the lowest rank of all, which always
         goes on, a beam that waits for others, reserved or not.
@@ -191,10 +209,12 @@ class Preemption:
         """Preempt the running sequence with the highest rank, for when none of them can go on."""
         if len(self._running) == 0:
             raise RuntimeError(f"{len(self._queue)} requests are queued, yet none can run")
-        entry = self._running.entry_at(int(self._running.order[-1]))
+        return self._take(int(self._running.order[-1]), num_step)
+
+    def _take(self, slot: int, num_step: int) -> Preempted:
         available = self._manager.num_allocatable_blocks
         by = "since beams of one search wait for each other"
-        gone, choice = self._preempt([entry], num_step, by)
+        gone, choice = self._preempt([self._running.entry_at(slot)], num_step, by)
         ((slot, name),) = gone.items()
         return Preempted(name, slot, 0, available, choice)
 

@@ -233,6 +233,8 @@ class Scheduler:
         self._num_steps += 1
         self.log.step = self._last_step_id + 1
         displaced = self._preemption.displace(self._num_steps) if self._queue else []
+        if self._queue and len(self._running):
+            displaced += self._preemption.make_way(self._num_steps)
         order, remaining = unfinished(self._running.order, self.slots)
         remaining = self.window.chunks(self.slots, order, remaining)
         rows, query_lens = share_budget(order, remaining, self.config.max_num_batched_tokens)
