@@ -66,6 +66,9 @@ OPTIONS = {
     "--no-enable-prefix-caching": "enable_prefix_caching True -> False",
     "--watermark 0.25": "watermark 0.01 -> 0.25",
     "--swap-space 0.00001": "num_cpu_blocks 0 -> 335",
+    "--swap-space 0.00001 --enable-kv-offloading": (
+        "enable_kv_offloading False -> True, num_cpu_blocks 0 -> 335"
+    ),
     "--preemption-mode swap": "preemption_mode auto -> swap",
     "--scheduling-policy priority": "scheduling_policy fcfs -> priority",
     "--max-num-seqs 2": "max_num_seqs 256 -> 2",

@@ -19,7 +19,8 @@ def test_a_recording_explains_every_request_as_the_engine_does(
 ) -> None:
     options: dict[str, Any] = {"scheduling_policy": "priority"} if seed % 2 else {}
     if seed > 1:
-        options |= {"swap_space": 1e-6, "preemption_mode": "swap"}
+        options |= {"swap_space": 1e-6, "enable_kv_offloading": seed > 2}
+        options["preemption_mode"] = "swap"
     run = RecordedRun(tokenizer_folder, tmp_path / "run.jsonl", **options)
     random_run(run, 20 + seed)
     recording = run.recording()

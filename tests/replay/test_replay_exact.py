@@ -20,6 +20,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"swap_space": 1e-6, "preemption_mode": "swap"},
     {"swap_space": 1e-6},
     {"window": 8},
+    {"swap_space": 1e-6, "enable_kv_offloading": True},
     {"block_size": 1, "num_gpu_blocks_override": 100, "watermark": 0.1},
 ]
 

@@ -66,6 +66,7 @@ OTHER_SETTINGS: list[dict[str, Any]] = [
     {"enable_prefix_caching": False},
     {"swap_space": 1e-6, "preemption_mode": "swap"},
     {"scheduling_policy": "fcfs", "watermark": 0.2},
+    {"swap_space": 1e-6, "enable_kv_offloading": True, "num_gpu_blocks_override": 45},
 ]
 
 
