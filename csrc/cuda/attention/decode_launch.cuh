@@ -6,6 +6,7 @@
 
 #include "cuda/attention/decode_kernel.cuh"
 #include "cuda/attention/decode_merge.h"
+#include "cuda/attention/launch.h"
 #include "cuda/attention/tensor_map.h"
 #include "cuda/device/launch.h"
 
@@ -88,12 +89,8 @@ void launch_decode_any_rows(const PagedAttentionParams& params, cudaStream_t str
 
 template <class T, class C>
 void launch_decode_any_dim(const PagedAttentionParams& params, cudaStream_t stream) {
-  const int64_t head_dim = params.cache.head_dim;
-  if (head_dim <= 64) return launch_decode_any_rows<T, C, 64>(params, stream);
-  if (head_dim <= 96) return launch_decode_any_rows<T, C, 96>(params, stream);
-  if (head_dim <= 128) return launch_decode_any_rows<T, C, 128>(params, stream);
-  if (head_dim <= 192) return launch_decode_any_rows<T, C, 192>(params, stream);
-  return launch_decode_any_rows<T, C, 256>(params, stream);
+  with_padded_head_dim(params.cache.head_dim,
+                       [&](auto dim) { launch_decode_any_rows<T, C, dim>(params, stream); });
 }
 
 }  // namespace pagedkv::cuda

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "pagedkv/kernels/attention_params.h"
 
 namespace pagedkv::cuda {
@@ -15,6 +17,17 @@ void launch_generic_attention(const PagedAttentionParams& params, int min_rows,
 // multiple of what 16 bytes of the cache hold, block_size a multiple of 8, aligned pointers and
 // strides.
 bool tensor_core_operands(const PagedAttentionParams& params);
+
+// launch(std::integral_constant<int, d>), d being the head_dim that kernels have, 64 to 256, which
+// head_dim is padded to.
+template <class Launch>
+void with_padded_head_dim(int64_t head_dim, const Launch& launch) {
+  if (head_dim <= 64) return launch(std::integral_constant<int, 64>());
+  if (head_dim <= 96) return launch(std::integral_constant<int, 96>());
+  if (head_dim <= 128) return launch(std::integral_constant<int, 128>());
+  if (head_dim <= 192) return launch(std::integral_constant<int, 192>());
+  return launch(std::integral_constant<int, 256>());
+}
 
 // Sequences of at most kMaxDecodeRows packed rows. Writes their rows of out and lse.
 void launch_decode_attention(const PagedAttentionParams& params, cudaStream_t stream);

@@ -101,20 +101,13 @@ class TileLoader {
   int offsets_[kCopies];
 };
 
-template <class T, class C, int kDim>
-__global__ void __launch_bounds__(PrefillTraits<T, C, kDim>::kThreads, 1)
-    prefill_mma_kernel(const __grid_constant__ PagedAttentionParams params) {
-  using Traits = PrefillTraits<T, C, kDim>;
-  extern __shared__ __align__(128) char ring[];
-  __shared__ int64_t scratch[Traits::kThreads / 32 + 4];
+// All keys of a part, each warp with 16 of the block's rows: rows_of(its part) says what they see,
+// write(its part, softmax, sums) takes the result. By all threads; the stages are free.
+template <class Traits, class T, class C, class RowsOf, class Write>
+__device__ void multiply_part(const PagedAttentionParams& params, const TilePart& part, char* ring,
+                              int group, const RowsOf& rows_of, const Write& write) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int group = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
-  TilePart part{};
-  if (!plan_prefill_tile<Traits::kThreads, Traits::kRows, Traits::kUnitKeys>(params, scratch,
-                                                                             part)) {
-    return;
-  }
   const uint32_t stages = shared_address(ring);
   TileLoader<Traits, C> loader(params, part);
   if (part.num_steps > 0) loader.issue(stages);
@@ -128,7 +121,7 @@ __global__ void __launch_bounds__(PrefillTraits<T, C, kDim>::kThreads, 1)
   mine.first_row = active ? mine.first_row : part.first_row;
   TileQuery<Traits, T> query;
   query.load(params, mine, group, lane);
-  const TileRows rows = tile_rows(params, mine, group, lane);
+  const TileRows rows = rows_of(mine);
   const LogitScale scale = logit_scale(params, part.kv_head);
   OnlineSoftmax softmax;
   float out[Traits::kDim / 8][4] = {};
@@ -157,7 +150,28 @@ __global__ void __launch_bounds__(PrefillTraits<T, C, kDim>::kThreads, 1)
     pack_weights<Traits>(weights, scores);
     multiply_values<Traits, C>(out, weights, unit, lane);
   }
-  if (active) write_rows<Traits, T>(params, mine, group, softmax, out, lane);
+  if (active) write(mine, softmax, out);
+}
+
+template <class T, class C, int kDim>
+__global__ void __launch_bounds__(PrefillTraits<T, C, kDim>::kThreads, 1)
+    prefill_mma_kernel(const __grid_constant__ PagedAttentionParams params) {
+  using Traits = PrefillTraits<T, C, kDim>;
+  extern __shared__ __align__(128) char ring[];
+  __shared__ int64_t scratch[Traits::kThreads / 32 + 4];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
+  TilePart part{};
+  if (!plan_prefill_tile<Traits::kThreads, Traits::kRows, Traits::kUnitKeys>(params, scratch,
+                                                                             part)) {
+    return;
+  }
+  multiply_part<Traits, T, C>(
+      params, part, ring, group,
+      [&](const TilePart& mine) { return tile_rows(params, mine, group, lane); },
+      [&](const TilePart& mine, OnlineSoftmax& softmax, const float (&out)[Traits::kDim / 8][4]) {
+        write_rows<Traits, T>(params, mine, group, softmax, out, lane);
+      });
 }
 
 }  // namespace pagedkv::cuda

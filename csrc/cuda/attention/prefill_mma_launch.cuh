@@ -1,6 +1,7 @@
 // The launch of one mma.sync prefill instantiation. Each file of prefill_instances/ defines some.
 #pragma once
 
+#include "cuda/attention/launch.h"
 #include "cuda/attention/prefill_mma_kernel.cuh"
 #include "cuda/device/launch.h"
 
@@ -21,12 +22,8 @@ void launch_prefill_mma(const PagedAttentionParams& params, cudaStream_t stream)
 // By padded head_dim.
 template <class T, class C>
 void launch_prefill_mma_any_dim(const PagedAttentionParams& params, cudaStream_t stream) {
-  const int64_t head_dim = params.cache.head_dim;
-  if (head_dim <= 64) return launch_prefill_mma<T, C, 64>(params, stream);
-  if (head_dim <= 96) return launch_prefill_mma<T, C, 96>(params, stream);
-  if (head_dim <= 128) return launch_prefill_mma<T, C, 128>(params, stream);
-  if (head_dim <= 192) return launch_prefill_mma<T, C, 192>(params, stream);
-  return launch_prefill_mma<T, C, 256>(params, stream);
+  with_padded_head_dim(params.cache.head_dim,
+                       [&](auto dim) { launch_prefill_mma<T, C, dim>(params, stream); });
 }
 
 }  // namespace pagedkv::cuda

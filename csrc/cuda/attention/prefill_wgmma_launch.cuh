@@ -22,21 +22,24 @@ inline CUtensorMap cache_map(const void* data, const ConstKvCache& cache, int64_
   const cuuint64_t strides[] = {stride_token * kElement, stride_head * kElement,
                                 stride_block * kElement};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
-  CUtensorMap map{};
-  // Bits are moved as they are: both 16-bit types travel as one.
-  const CUresult status = tensor_map_encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(data), sizes, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) {
-    throw std::runtime_error("pagedkv: no tensor map for a cache of " +
-                             std::to_string(cache.num_blocks) + " blocks, strides " +
-                             std::to_string(stride_block) + ", " + std::to_string(stride_head) +
-                             ", " + std::to_string(stride_token) + ": CUDA driver error " +
-                             std::to_string(static_cast<int>(status)));
-  }
-  return map;
+  return encode_map<4>(data, cache, kElement, sizes, strides, box);
+}
+
+// What the kernel's copies need of the cache.
+struct CacheMaps {
+  CUtensorMap key;
+  CUtensorMap value;
+  int box_rows;
+};
+
+template <class Traits>
+CacheMaps cache_maps(const ConstKvCache& cache) {
+  const int rows = static_cast<int>(std::gcd<int64_t, int64_t>(cache.block_size, Traits::kKeys));
+  return {cache_map(cache.key, cache, cache.key_stride_block, cache.key_stride_head,
+                    cache.key_stride_token, rows),
+          cache_map(cache.value, cache, cache.value_stride_block, cache.value_stride_head,
+                    cache.value_stride_token, rows),
+          rows};
 }
 
 // The last bytes of what the workspace has for tiles cut over workers: decode's tiles have fewer
@@ -58,14 +61,7 @@ inline unsigned* tile_counter(const PagedAttentionParams& params) {
 template <class T, int kDim>
 void launch_prefill_wgmma(const PagedAttentionParams& params, cudaStream_t stream) {
   using Traits = WgmmaTraits<kDim>;
-  const ConstKvCache& cache = params.cache;
-  const int box_rows =
-      static_cast<int>(std::gcd<int64_t, int64_t>(cache.block_size, Traits::kKeys));
-  const CUtensorMap key_map = cache_map(cache.key, cache, cache.key_stride_block,
-                                        cache.key_stride_head, cache.key_stride_token, box_rows);
-  const CUtensorMap value_map =
-      cache_map(cache.value, cache, cache.value_stride_block, cache.value_stride_head,
-                cache.value_stride_token, box_rows);
+  const CacheMaps maps = cache_maps<Traits>(params.cache);
   auto* kernel = prefill_wgmma_kernel<T, kDim, PrefillWork>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   Traits::kSharedBytes),
@@ -78,7 +74,7 @@ void launch_prefill_wgmma(const PagedAttentionParams& params, cudaStream_t strea
   const int64_t blocks =
       std::min<int64_t>(num_multiprocessors(), prefill_blocks(params, Traits::kRows));
   kernel<<<grid_size(blocks), Traits::kThreads, Traits::kSharedBytes, stream>>>(
-      params, key_map, value_map, box_rows, counter);
+      params, maps.key, maps.value, maps.box_rows, counter);
   check_launch("paged_attention (prefill)");
 }
 

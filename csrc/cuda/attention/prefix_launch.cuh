@@ -2,6 +2,7 @@
 // prefix_instances/ defines some.
 #pragma once
 
+#include "cuda/attention/launch.h"
 #include "cuda/attention/prefill_instances/prefill_instances.h"
 #include "cuda/attention/prefix_instances/prefix_instances.h"
 #include "cuda/attention/prefix_mma_kernel.cuh"
@@ -46,12 +47,8 @@ void launch_prefix(const PagedAttentionParams& params, cudaStream_t stream) {
 // By padded head_dim.
 template <class T, class C>
 void launch_prefix_any_dim(const PagedAttentionParams& params, cudaStream_t stream) {
-  const int64_t head_dim = params.cache.head_dim;
-  if (head_dim <= 64) return launch_prefix<T, C, 64>(params, stream);
-  if (head_dim <= 96) return launch_prefix<T, C, 96>(params, stream);
-  if (head_dim <= 128) return launch_prefix<T, C, 128>(params, stream);
-  if (head_dim <= 192) return launch_prefix<T, C, 192>(params, stream);
-  return launch_prefix<T, C, 256>(params, stream);
+  with_padded_head_dim(params.cache.head_dim,
+                       [&](auto dim) { launch_prefix<T, C, dim>(params, stream); });
 }
 
 }  // namespace pagedkv::cuda

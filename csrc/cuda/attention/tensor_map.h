@@ -3,6 +3,10 @@
 
 #include <cuda.h>
 
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
 #include "cuda/device/launch.h"
 #include "pagedkv/kernels/attention_params.h"
 
@@ -25,11 +29,38 @@ inline auto tensor_map_encoder() {
   return encoder;
 }
 
+// The map of a cache's keys or values: sizes and strides as the driver wants them (strides in
+// bytes, of all dimensions but the first), boxes swizzled by 128 bytes. Bits are moved as they are:
+// types of one size travel as one.
+template <int kRank>
+CUtensorMap encode_map(const void* data, const ConstKvCache& cache, uint64_t element_bytes,
+                       const cuuint64_t (&sizes)[kRank], const cuuint64_t (&strides)[kRank - 1],
+                       const cuuint32_t (&box)[kRank]) {
+  const auto type =
+      element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  cuuint32_t steps[kRank];
+  std::fill(steps, steps + kRank, 1u);
+  CUtensorMap map{};
+  const CUresult status =
+      tensor_map_encoder()(&map, type, kRank, const_cast<void*>(data), sizes, strides, box, steps,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) {
+    std::string wanted;
+    for (const cuuint64_t stride : strides) wanted += " " + std::to_string(stride);
+    throw std::runtime_error("pagedkv: no tensor map for a cache of " +
+                             std::to_string(cache.num_blocks) + " blocks, strides of" + wanted +
+                             " bytes: CUDA driver error " +
+                             std::to_string(static_cast<int>(status)));
+  }
+  return map;
+}
+
 // Boxes of box_rows tokens of one head of one block, cut in columns of 128 bytes, each column
 // [box_rows, 128 bytes], swizzled. whole_columns: dimensions are (element of a column, token,
 // column, head, block) and a box has all columns, which head_dim must fill; else (element, token,
 // 1, head, block), a box has one column, and elements past head_dim read as 0.
-// Bits are moved as they are: types of one size travel as one. Strides in elements.
+// Strides in elements.
 inline CUtensorMap columns_map(const void* data, const ConstKvCache& cache, uint64_t element_bytes,
                                int64_t stride_block, int64_t stride_head, int64_t stride_token,
                                int box_rows, bool whole_columns) {
@@ -44,21 +75,7 @@ inline CUtensorMap columns_map(const void* data, const ConstKvCache& cache, uint
                                 stride_head * element_bytes, stride_block * element_bytes};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(column), static_cast<cuuint32_t>(box_rows),
                             static_cast<cuuint32_t>(columns), 1, 1};
-  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
-  CUtensorMap map{};
-  const CUresult status = tensor_map_encoder()(
-      &map, element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16, 5,
-      const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) {
-    throw std::runtime_error("pagedkv: no tensor map for a cache of " +
-                             std::to_string(cache.num_blocks) + " blocks, strides " +
-                             std::to_string(stride_block) + ", " + std::to_string(stride_head) +
-                             ", " + std::to_string(stride_token) + ": CUDA driver error " +
-                             std::to_string(static_cast<int>(status)));
-  }
-  return map;
+  return encode_map<5>(data, cache, element_bytes, sizes, strides, box);
 }
 
 }  // namespace pagedkv::cuda

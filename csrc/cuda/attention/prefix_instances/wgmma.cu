@@ -10,21 +10,15 @@ namespace {
 template <class T, int kDim>
 void launch(const PagedAttentionParams& params, cudaStream_t stream) {
   using Traits = WgmmaTraits<kDim>;
-  const ConstKvCache& cache = params.cache;
-  const int box_rows =
-      static_cast<int>(std::gcd<int64_t, int64_t>(cache.block_size, Traits::kKeys));
-  const CUtensorMap key_map = cache_map(cache.key, cache, cache.key_stride_block,
-                                        cache.key_stride_head, cache.key_stride_token, box_rows);
-  const CUtensorMap value_map =
-      cache_map(cache.value, cache, cache.value_stride_block, cache.value_stride_head,
-                cache.value_stride_token, box_rows);
+  const CacheMaps maps = cache_maps<Traits>(params.cache);
   auto* kernel = prefill_wgmma_kernel<T, kDim, PrefixWork>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   Traits::kSharedBytes),
              "paged_attention (prefix): shared memory");
   launch_overlapped("paged_attention (prefix)", kernel,
                     dim3(grid_size(num_prefix_workers(params.num_workers))), dim3(Traits::kThreads),
-                    Traits::kSharedBytes, stream, params, key_map, value_map, box_rows, nullptr);
+                    Traits::kSharedBytes, stream, params, maps.key, maps.value, maps.box_rows,
+                    nullptr);
 }
 
 }  // namespace
