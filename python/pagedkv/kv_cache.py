@@ -102,7 +102,7 @@ class KVCache:
     On a GPU both are block-major: a block over all layers is one run of memory, which the copy
     engines move at the link's rate beside the model's kernels, while runs of one layer are so short
     that a kernel has to move them, at their expense; decodes are as fast either way
-    (benchmarks/results, cache-layout). On a CPU both are layer-major: there is no link, and a
+    (benchmarks/results, gpu-ops). On a CPU both are layer-major: there is no link, and a
     layer's keys share pages.
 
     Raises:
