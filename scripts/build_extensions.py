@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cxx_runtime
 from setuptools import Extension
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -163,15 +164,27 @@ def _toolkit_version(home: Path) -> str:
     raise SystemExit(f"{home}/include/cuda.h has no CUDA_VERSION")
 
 
+class SharedRuntime:
+    """A build_ext whose libraries take the C++ runtime from the process that loads them."""
+
+    def build_extensions(self: Any) -> None:
+        flags = cxx_runtime.link_flags(self.compiler, Path(self.build_temp) / "cxx_runtime")
+        for extension in self.extensions:
+            extension.extra_link_args = [*extension.extra_link_args, *flags]
+        super().build_extensions()  # type: ignore[misc]
+        for extension in self.extensions:
+            cxx_runtime.check(Path(self.get_ext_fullpath(extension.name)))
+
+
 def build_ext_class() -> Any:
     """torch's BuildExtension (ninja, parallel, incremental); without torch's parts, pybind11's."""
     if selected_parts() == ["core"]:
         from pybind11.setup_helpers import build_ext
 
-        return build_ext
+        return type("CoreBuild", (SharedRuntime, build_ext), {})
     from torch.utils.cpp_extension import BuildExtension
 
-    class LibraryBuild(BuildExtension):  # type: ignore[misc]
+    class LibraryBuild(SharedRuntime, BuildExtension):  # type: ignore[misc]
         """Names operator libraries plainly: they serve every Python, so their file carries no
         Python tag."""
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The build list on a machine without a toolkit; `add_toolkit` puts one there."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # as setup.py does
     spec = importlib.util.spec_from_file_location("be", ROOT / "scripts" / "build_extensions.py")
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
