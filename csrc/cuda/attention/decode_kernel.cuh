@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(
                     held(shared_address(rings) + Traits::kRingBytes +
                          warp * (Traits::kStages * Traits::kQueryBytes)),
                     held(shared_address(shared.barriers[warp])), shared.parts[warp]};
-  if (multiplies) ring.init(lane);
+  if (multiplies && lane == 0) ring.init();
   publish_shared_writes();
   wait_previous_kernel();
   // Not before: kernels behind this one may start beside it and read what was written before it.

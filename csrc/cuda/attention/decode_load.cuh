@@ -50,10 +50,13 @@ struct Ring {
     return 32;
 #endif
   }
-  // By one lane each of the first lanes, once, before a barrier of the block.
-  __device__ void init(int lane) const {
-    if (lane < 2 * Traits::kStages) {
-      init_barrier(barriers + lane * 8, lane < Traits::kStages ? arrivals() : 1);
+  // By one lane, once, before a barrier of the block. In turn: initialised by a lane each,
+  // racecheck takes the lanes that have none for writers of whatever their address register holds.
+  __device__ void init() const {
+#pragma unroll
+    for (int stage = 0; stage < Traits::kStages; ++stage) {
+      init_barrier(barriers + stage * 8, arrivals());
+      init_barrier(barriers + (Traits::kStages + stage) * 8, 1);
     }
   }
 };
