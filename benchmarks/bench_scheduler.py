@@ -22,6 +22,7 @@ from pagedkv.block_manager import BlockManager
 from pagedkv.config import SchedulerConfig
 from pagedkv.engine.input_builder import InputBuilder
 from pagedkv.request import Request
+from pagedkv.sampling import SlotParams
 from pagedkv.scheduler import Scheduler
 
 BLOCK_SIZE = 16
@@ -52,6 +53,7 @@ def measure(num_seqs: int, *, lacking: str) -> dict[str, list[float]]:
     )
     scheduler = Scheduler(manager, config, max_model_len=max_model_len)
     inputs = InputBuilder(manager, config, max_model_len=max_model_len)
+    params = SlotParams(config.max_num_seqs)
 
     def prompt_of(length: int) -> np.ndarray:
         return source.integers(0, 30_000, length, dtype=np.int32)
@@ -66,7 +68,7 @@ def measure(num_seqs: int, *, lacking: str) -> dict[str, list[float]]:
         scheduled = time.perf_counter()
         assert step is not None
         assert step.slots.size == num_seqs
-        inputs.build(step, scheduler.slots.token_ids)
+        inputs.build(step, scheduler.slots.token_ids, params.rows(step.slots[step.sample_rows]))
         built = time.perf_counter()
         token_ids = source.integers(0, 30_000, num_seqs)
         ready = time.perf_counter()

@@ -9,13 +9,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
+LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 MAX_BLOCK_SIZE = 256
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,11 @@ class CacheConfig:
         block_size: tokens in a block, 1 to 256.
         num_gpu_blocks_override: exactly this many blocks (the name users know; on the CPU too).
         kv_cache_memory_bytes: as many blocks as fit in this many bytes. Not together with
-            num_gpu_blocks_override. With neither, the CPU pool holds max_num_seqs sequences of
+            num_gpu_blocks_override. With neither, a GPU's pool takes what a step of the largest
+            size leaves of gpu_memory_utilization, and a CPU's holds max_num_seqs sequences of
             max_model_len tokens, at most 1 GiB.
+        gpu_memory_utilization: part of the GPU's memory that the engine may use, what others use
+            there included. Above 0, at most 1.
         enable_prefix_caching: find full blocks of earlier prompts and answers again by content.
         watermark: fraction of the pool kept free when a request is admitted, so that running ones
             can grow. In [0, 1).
@@ -42,6 +48,7 @@ class CacheConfig:
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     watermark: float = 0.01
     swap_space: float = 0.0
@@ -58,9 +65,15 @@ class CacheConfig:
         if self.kv_cache_memory_bytes is not None:
             _check_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         _check_bool("enable_prefix_caching", self.enable_prefix_caching)
-        for name, value in (("watermark", self.watermark), ("swap_space", self.swap_space)):
+        for name in ("gpu_memory_utilization", "watermark", "swap_space"):
+            value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"{name} must be a number, got {value!r}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                "gpu_memory_utilization must be above 0 and at most 1, got "
+                f"{self.gpu_memory_utilization!r}"
+            )
         if not math.isfinite(self.watermark) or not 0 <= self.watermark < 1:
             raise ValueError(f"watermark must be at least 0 and below 1, got {self.watermark!r}")
         if not math.isfinite(self.swap_space) or self.swap_space < 0:
@@ -134,15 +147,21 @@ class EngineConfig:
 
     Args:
         model: the alias `smollm2`, a directory of safetensors, or a .gguf file.
+        device: where the model runs: cpu, cuda (the current GPU) or cuda:N; auto takes a GPU where
+            there is one and pagedkv's CUDA library is built.
         dtype: of weights, activations and cache; auto takes the checkpoint's, float32 if it names
             none.
+        load_format: auto reads the weights; dummy fills them with small random numbers, the same
+            each time, and needs nothing of a model but its config.json: for measurements.
         max_model_len: most tokens of a prompt and its answer. None: what the model allows.
         seed: makes the draws of requests without a seed of their own repeatable. None: they are
             random.
     """
 
     model: str
+    device: str = "auto"
     dtype: str = "auto"
+    load_format: str = "auto"
     max_model_len: int | None = None
     seed: int | None = None
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -151,6 +170,12 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
+            raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
+        if self.load_format not in LOAD_FORMATS:
+            raise ValueError(
+                f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}"
+            )
         if self.max_model_len is not None:
             _check_int("max_model_len", self.max_model_len, 2)
         if self.seed is not None:

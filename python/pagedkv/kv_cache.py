@@ -1,5 +1,6 @@
 """Owner of the K/V memory: one allocation, the per-layer views that models write to, and how many
-blocks fit. Which block belongs to whom is the block manager's business.
+blocks fit. Which block belongs to whom is the block manager's business; what a GPU has room for is
+measured by the engine.
 """
 
 from __future__ import annotations
@@ -30,10 +31,18 @@ class CacheShape:
 
 
 def num_blocks_for(
-    config: CacheConfig, shape: CacheShape, *, max_num_seqs: int, max_model_len: int
+    config: CacheConfig,
+    shape: CacheShape,
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+    num_free_bytes: int | None = None,
 ) -> int:
-    """Blocks of the pool, as config says; without a word there, enough for max_num_seqs sequences
-    of max_model_len tokens, at most 1 GiB.
+    """Blocks of the pool, as config says; without a word there, as many as fit in num_free_bytes,
+    or, if that is None, enough for max_num_seqs sequences of max_model_len tokens, at most 1 GiB.
+
+    Args:
+        num_free_bytes: what a GPU has for the pool under gpu_memory_utilization; None: on a CPU.
 
     Raises:
         ValueError: not even one block fits.
@@ -49,6 +58,15 @@ def num_blocks_for(
                 f"{config.block_size} tokens takes {bytes_per_block} bytes"
             )
         return num_blocks
+    if num_free_bytes is not None:
+        if num_free_bytes < bytes_per_block:
+            raise ValueError(
+                f"gpu_memory_utilization is {config.gpu_memory_utilization}, which leaves "
+                f"{num_free_bytes} bytes for the pool, but one block of {config.block_size} tokens "
+                f"takes {bytes_per_block}: raise it, or lower max_num_batched_tokens or "
+                "max_num_seqs"
+            )
+        return num_free_bytes // bytes_per_block
     wanted = max_num_seqs * -(-max_model_len // config.block_size)
     return max(1, min(wanted, DEFAULT_CPU_BYTES // bytes_per_block))
 
@@ -93,7 +111,7 @@ def empty_pool(
 
 class KVCache:
     """kv_cache [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim] and its views, on
-    torch's default device.
+    one device.
 
     Not initialised: a slot that was never written holds anything, NaN included, and attention
     never lets it through. cpu_tensor has the same shape but num_cpu_blocks blocks, pinned where
@@ -110,11 +128,17 @@ class KVCache:
     """
 
     def __init__(
-        self, shape: CacheShape, num_blocks: int, block_size: int, num_cpu_blocks: int = 0
+        self,
+        shape: CacheShape,
+        num_blocks: int,
+        block_size: int,
+        num_cpu_blocks: int = 0,
+        *,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.num_cpu_blocks = num_cpu_blocks
         self.bytes_per_block = shape.bytes_per_token * block_size
-        home = torch.get_default_device()
+        home = torch.device(device)
         on_gpu = home.type == "cuda"
 
         def empty(

@@ -119,6 +119,8 @@ def test_a_failed_request_exits_with_1_and_keeps_the_others(
         (["generate", "fake", "-p", "a", "--block-size", "0"], 1, "block_size must be at least 1"),
         (["generate", "fake", "-p", "a", "--max-token", "3"], 2, "No such option"),
         (["generate"], 2, "Missing argument"),
+        (["generate", "m", "-p", "a", "--device", "gpu"], 1, "device must be auto, cpu, cuda or"),
+        (["chat", "m", "--gpu-memory-utilization", "2"], 1, "must be above 0 and at most 1, got 2"),
         (["fetch", "nope"], 1, "no model 'nope'"),
         (["nonsense"], 2, "No such command"),
         (["chat", "fake", "--max-tokens", "x"], 2, "Invalid value"),

@@ -9,8 +9,7 @@ from pagedkv.kv_cache import CacheShape, KVCache
 
 def test_the_cache_is_block_major_and_survives_a_swap(device) -> None:
     shape = CacheShape(num_layers=3, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
-    with device:
-        cache = KVCache(shape, num_blocks=6, block_size=16, num_cpu_blocks=4)
+    cache = KVCache(shape, num_blocks=6, block_size=16, num_cpu_blocks=4, device=device)
     assert cache.tensor.device == device
     assert cache.cpu_tensor.is_pinned()
     for pool in (cache.tensor, cache.cpu_tensor):

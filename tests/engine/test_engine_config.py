@@ -33,7 +33,7 @@ def test_an_unknown_option_names_the_closest(name: str, close: str) -> None:
 
 
 def test_an_option_like_no_other_lists_them_all() -> None:
-    with pytest.raises(ValueError, match=r"options are block_size, dtype, .*watermark"):
+    with pytest.raises(ValueError, match=r"options are block_size, device, .*watermark"):
         EngineConfig.from_options("m", zzzzzz=1)
 
 
@@ -48,6 +48,9 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes must be at least 1"),
         ({"num_gpu_blocks_override": 5, "kv_cache_memory_bytes": 5}, "both size the pool"),
         ({"enable_prefix_caching": 1}, "enable_prefix_caching must be True or False, got 1"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization must be above 0 and at most 1, g"),
+        ({"gpu_memory_utilization": 1.01}, "gpu_memory_utilization must be above 0 and at most 1"),
+        ({"gpu_memory_utilization": "1"}, "gpu_memory_utilization must be a number, got '1'"),
         ({"watermark": float("nan")}, "watermark must be at least 0 and below 1, got nan"),
         ({"watermark": 1}, "watermark must be at least 0 and below 1, got 1"),
         ({"watermark": "a"}, "watermark must be a number"),

@@ -27,11 +27,13 @@ def chat(
     stop: options.Stop = None,
     record: options.Record = None,
     record_tokens: options.RecordTokens = False,
+    device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     max_model_len: options.MaxModelLen = None,
     block_size: options.BlockSize = 16,
     num_blocks: options.NumBlocks = None,
     cache_bytes: options.CacheBytes = None,
+    gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
 ) -> None:
     """Talk with a model; earlier turns come from the prefix cache.
 
@@ -52,11 +54,13 @@ def chat(
         model,
         record=record,
         record_tokens=record_tokens,
+        device=device,
         dtype=dtype,
         max_model_len=max_model_len,
         block_size=block_size,
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=cache_bytes,
+        gpu_memory_utilization=gpu_memory_utilization,
     )
     conversation = Conversation(engine, params, first)
     is_terminal = sys.stdin.isatty()

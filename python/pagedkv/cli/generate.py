@@ -49,11 +49,13 @@ def generate(
     swap_space: options.SwapSpace = 0.0,
     enable_kv_offloading: options.EnableKvOffloading = False,
     preemption_mode: options.PreemptionMode = "auto",
+    device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     max_model_len: options.MaxModelLen = None,
     block_size: options.BlockSize = 16,
     num_blocks: options.NumBlocks = None,
     cache_bytes: options.CacheBytes = None,
+    gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
 ) -> None:
     """Answer prompts, all in one batch; the text comes as it is made.
 
@@ -75,11 +77,13 @@ def generate(
         model,
         record=record,
         record_tokens=record_tokens,
+        device=device,
         dtype=dtype,
         max_model_len=max_model_len,
         block_size=block_size,
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=cache_bytes,
+        gpu_memory_utilization=gpu_memory_utilization,
         swap_space=swap_space,
         enable_kv_offloading=enable_kv_offloading,
         preemption_mode=preemption_mode,

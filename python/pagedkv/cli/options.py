@@ -28,6 +28,12 @@ _ENGINE = "Engine"
 Dtype = Annotated[
     str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
 ]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="cpu, cuda or cuda:N; auto takes a GPU where there is one.", rich_help_panel=_ENGINE
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(help="Most tokens of prompt and answer together.", rich_help_panel=_ENGINE),
@@ -41,6 +47,13 @@ CacheBytes = Annotated[
     int | None,
     typer.Option(
         "--kv-cache-memory-bytes", help="Size of the pool in bytes.", rich_help_panel=_ENGINE
+    ),
+]
+GpuMemoryUtilization = Annotated[
+    float,
+    typer.Option(
+        help="Part of the GPU's memory to use, where no other option sizes the pool.",
+        rich_help_panel=_ENGINE,
     ),
 ]
 SwapSpace = Annotated[

@@ -21,6 +21,7 @@ from pagedkv.engine.loading import LoadedModel, load
 from pagedkv.engine.model_runner import ModelRunner
 from pagedkv.engine.observer import NoObserver, RunObserver
 from pagedkv.engine.output_processor import OutputProcessor
+from pagedkv.engine.pool_size import free_bytes, log_pool
 from pagedkv.engine.requests import Prompt, RequestBuilder
 from pagedkv.kv_cache import KVCache, num_blocks_for, num_cpu_blocks_for
 from pagedkv.records import (
@@ -73,20 +74,21 @@ class Engine:
         self._has_begun = False
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
+        shape, max_num_seqs = loaded.cache_shape, config.scheduler.max_num_seqs
         num_blocks = num_blocks_for(
             config.cache,
-            loaded.cache_shape,
-            max_num_seqs=config.scheduler.max_num_seqs,
+            shape,
+            max_num_seqs=max_num_seqs,
             max_model_len=loaded.max_model_len,
+            num_free_bytes=free_bytes(loaded, config),
         )
-        block_size = config.cache.block_size
         kv_cache = KVCache(
-            loaded.cache_shape,
+            shape,
             num_blocks,
-            block_size,
-            num_cpu_blocks_for(config.cache, loaded.cache_shape),
+            config.cache.block_size,
+            num_cpu_blocks_for(config.cache, shape),
+            device=loaded.device,
         )
-        shape = loaded.cache_shape
         self._facts = RunFacts(
             model=config.model,
             dtype=str(shape.dtype).removeprefix("torch."),
@@ -105,8 +107,13 @@ class Engine:
         self._runner = ModelRunner(
             loaded.model,
             kv_cache,
-            InputBuilder(self._manager, config.scheduler, max_model_len=loaded.max_model_len),
-            max_num_seqs=config.scheduler.max_num_seqs,
+            InputBuilder(
+                self._manager,
+                config.scheduler,
+                max_model_len=loaded.max_model_len,
+                device=loaded.device,
+            ),
+            max_num_seqs=max_num_seqs,
             vocab_size=loaded.sampled_vocab_size,
             clock=clock,
         )
@@ -118,7 +125,8 @@ class Engine:
             num_cache_tokens=self._scheduler.window.longest(loaded.max_model_len),
             seed=config.seed,
         )
-        self._outputs = OutputProcessor(loaded.tokenizer, config.scheduler.max_num_seqs)
+        self._outputs = OutputProcessor(loaded.tokenizer, max_num_seqs)
+        log_pool(self._facts, config.cache.block_size, loaded.device)
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Engine:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from pagedkv.config import EngineConfig
+from pagedkv.engine.device import resolve_device
 from pagedkv.engine.model_runner import Model
 from pagedkv.kv_cache import CacheShape
-from pagedkv.models import ModelConfig, load_model
+from pagedkv.models import CausalLM, ModelConfig, load_model, random_model
 from pagedkv.text import Tokenizer, load_tokenizer
-from pagedkv.weights import open_checkpoint
+from pagedkv.weights import open_checkpoint, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ class LoadedModel:
     vocab_size: rows of the embedding, which bounds the ids of a prompt. sampled_vocab_size: ids
     that may be generated; smaller where the embedding is padded beyond the tokenizer's vocabulary.
     window: tokens that every layer sees at most, the newest included; 0: some layer sees all.
+    device: where the model's tensors are, and so everything that it works on.
     """
 
     model: Model
@@ -37,15 +40,19 @@ class LoadedModel:
     sampled_vocab_size: int
     max_model_len: int
     window: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 def load(config: EngineConfig) -> LoadedModel:
     """Open the checkpoint that config names and load it.
 
     Raises:
-        ValueError: no such model, malformed files, an architecture or dtype that is not supported,
-            or max_model_len above what the model allows.
+        ValueError: a device that is not there, no such model, malformed files, an architecture or
+            dtype that is not supported, or max_model_len above what the model allows.
     """
+    device = resolve_device(config.device)
+    if config.load_format == "dummy":
+        return _load_dummy(config, device)
     # First of all: a model that is not supported is told as such, whatever else it lacks.
     checkpoint = open_checkpoint(config.model, check_config=ModelConfig.from_dict)
     dtype = resolve_dtype(config.dtype, checkpoint.config)
@@ -54,19 +61,50 @@ def load(config: EngineConfig) -> LoadedModel:
         checkpoint.config,
         checkpoint.tensors(),
         dtype=dtype,
-        device="cpu",
+        device=device,
         max_model_len=config.max_model_len,
     )
+    return describe(
+        model,
+        dtype,
+        device,
+        tokenizer=tokenizer,
+        eos_token_ids=tokenizer.eos_token_ids | named_eos(checkpoint.generation_config),
+        max_model_len=config.max_model_len,
+    )
+
+
+def _load_dummy(config: EngineConfig, device: torch.device) -> LoadedModel:
+    """Random weights of the shape that a config.json describes; no tokenizer."""
+    path = Path(config.model)
+    shape = read_json(path / "config.json" if path.is_dir() else path)
+    dtype = resolve_dtype(config.dtype, shape)
+    model = random_model(shape, dtype=dtype, device=device, max_model_len=config.max_model_len)
+    return describe(model, dtype, device, max_model_len=config.max_model_len)
+
+
+def describe(
+    model: CausalLM,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    tokenizer: Tokenizer | None = None,
+    eos_token_ids: frozenset[int] = frozenset(),
+    max_model_len: int | None = None,
+) -> LoadedModel:
+    """A model with what an engine must know of it. max_model_len: as it was loaded with."""
     shape = model.config
+    num_sampled = shape.vocab_size if tokenizer is None else tokenizer.vocab_size
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        eos_token_ids=tokenizer.eos_token_ids | named_eos(checkpoint.generation_config),
+        eos_token_ids=eos_token_ids,
         cache_shape=CacheShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype),
         vocab_size=shape.vocab_size,
-        sampled_vocab_size=min(shape.vocab_size, tokenizer.vocab_size),
-        max_model_len=config.max_model_len or shape.max_position_embeddings,
+        sampled_vocab_size=min(shape.vocab_size, num_sampled),
+        max_model_len=max_model_len or shape.max_position_embeddings,
         window=shape.window,
+        device=device,
     )
 
 

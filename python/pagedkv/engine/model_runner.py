@@ -1,21 +1,26 @@
-"""Runs one scheduled step on the model: tables, copies, forward, logits of the rows that sample."""
+"""Runs one scheduled step on the model: tables, copies, forward, logits of the rows that sample,
+and their tokens. launch() puts it on the device, collect() waits for what it chose.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagedkv.engine.input_builder import InputBuilder
+from pagedkv.engine.input_builder import InputBuilder, StepTensors
 from pagedkv.engine.rate_meter import RateMeter
+from pagedkv.engine.stopwatch import Span, Stopwatch
 from pagedkv.kv_cache import KVCache
 from pagedkv.models import AttentionMetadata
 from pagedkv.records import Candidates, ScheduledStep
-from pagedkv.sampling import SlotParams, best_candidates, chosen_logprobs, sample
+from pagedkv.sampling import SlotParams, best_candidates, choose, chosen_logprobs, sample
 
 
 class Sampled(NamedTuple):
@@ -27,6 +32,21 @@ class Sampled(NamedTuple):
     failed: NDArray[np.bool_]
     logprobs: NDArray[np.float64] | None
     candidates: Candidates | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """A step on its way. token_ids int64 [num_samples], -1 where a row has failed, in CPU memory
+    once done has passed; logits and params of the rows that sample, where more than their tokens is
+    wanted; moving, prefilling: what the rates are measured on.
+    """
+
+    token_ids: torch.Tensor
+    logits: torch.Tensor | None
+    params: SlotParams
+    done: torch.cuda.Event | None
+    moving: tuple[int, Span] | None  # bytes
+    prefilling: tuple[int, Span] | None  # tokens
 
 
 class Model(Protocol):
@@ -61,12 +81,21 @@ class ModelRunner:
         self._inputs = inputs
         self._params = SlotParams(max_num_seqs)
         self._vocab_size = vocab_size
-        self._clock = clock
+        device = kv_cache.tensor.device
+        self._watch = Stopwatch(device, clock)
+        # Not the default stream: there the copy engines would have to wait for everything.
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.meter = RateMeter()
 
-    @torch.inference_mode()
     def run(self, step: ScheduledStep, token_ids: NDArray[np.int32]) -> Sampled:
-        """What step.sample_rows chose.
+        """What step.sample_rows chose; launch() and collect()."""
+        return self.collect(self.launch(step, token_ids))
+
+    @torch.inference_mode()
+    def launch(self, step: ScheduledStep, token_ids: NDArray[np.int32]) -> Launched:
+        """Start a step. On a GPU it runs on from here by itself.
 
         Args:
             token_ids: the slot table's [max_num_seqs, max_model_len].
@@ -76,40 +105,81 @@ class ModelRunner:
             self._params.set(
                 admitted.slot, request.sampling_params, request.seed, request.num_candidates
             )
-        tensors = self._inputs.build(step, token_ids)
-        self._move_blocks(step)
-        begin = self._clock()
-        hidden = self._model.forward(
-            tensors.input_ids, tensors.positions, self._kv_cache.layers, tensors.attn_metadata
-        )
-        if tensors.attn_metadata.max_query_len > 1:
-            self.meter.prefilled(step.num_tokens, self._clock() - begin)
-        if step.sample_rows.size == 0:
-            return Sampled(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_), None)
-        logits = self._model.compute_logits(hidden[tensors.logit_rows])
-        # Rows of the embedding beyond the tokenizer's vocabulary are padding, never a token.
-        logits = logits[:, : self._vocab_size]
         params = self._params.rows(step.slots[step.sample_rows], step.sample_draws)
-        chosen, failed = sample(logits, params, tensors.sample_positions)
-        best = best_candidates(logits, params)
+        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            tensors = self._inputs.build(step, token_ids, params)
+            moving = self._move_blocks(step)
+            begin = self._watch.mark()
+            hidden = self._model.forward(
+                tensors.input_ids, tensors.positions, self._kv_cache.layers, tensors.attn_metadata
+            )
+            prefilling = None
+            if tensors.attn_metadata.max_query_len > 1:
+                prefilling = step.num_tokens, Span(begin, self._watch.mark())
+            logits = None
+            chosen = torch.empty(0, dtype=torch.int64)
+            if step.sample_rows.size:
+                logits = self._model.compute_logits(hidden[tensors.logit_rows])
+                # Rows of the embedding beyond the tokenizer's vocabulary are padding, never a
+                # token.
+                logits = logits[:, : self._vocab_size]
+                chosen = self._choose(logits, tensors, params)
+                if not (params.wants_logprob.any() or params.num_candidates.any()):
+                    logits = None
+            done = None
+            if self._stream is not None:
+                chosen = chosen.to("cpu", non_blocking=True)
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record()
+        return Launched(chosen, logits, params, done, moving, prefilling)
+
+    @torch.inference_mode()
+    def collect(self, launched: Launched) -> Sampled:
+        """Wait for a step and take what it chose. Steps are collected in the order of launching."""
+        if launched.done is not None:
+            launched.done.synchronize()
+        if launched.moving is not None:
+            num_bytes, span = launched.moving
+            self.meter.swapped(num_bytes, span.seconds())
+        if launched.prefilling is not None:
+            num_tokens, span = launched.prefilling
+            self.meter.prefilled(num_tokens, span.seconds())
+        chosen = launched.token_ids.numpy().copy()
+        if launched.logits is None:
+            return Sampled(chosen, chosen < 0, None)
+        best = best_candidates(launched.logits, launched.params)
         return Sampled(
             chosen,
-            failed,
-            chosen_logprobs(logits, params, chosen),
+            chosen < 0,
+            chosen_logprobs(launched.logits, launched.params, np.maximum(chosen, 0)),
             None if best is None else Candidates(*best),
         )
 
-    def _move_blocks(self, step: ScheduledStep) -> None:
+    def _choose(
+        self, logits: torch.Tensor, tensors: StepTensors, params: SlotParams
+    ) -> torch.Tensor:
+        """int64 [num_samples], -1 where a row has failed."""
+        if self._stream is not None:
+            return choose(logits, tensors.draws, params)
+        chosen, failed = sample(logits, params, tensors.sample_positions)
+        chosen[failed] = -1
+        return torch.from_numpy(chosen)
+
+    def _move_blocks(self, step: ScheduledStep) -> tuple[int, Span] | None:
         """Run the step's pairs in their order: what a block swapped out held is overwritten by one
-        that comes in or by a copy, and a copy may read what comes in.
+        that comes in or by a copy, and a copy may read what comes in. Returns how many bytes were
+        swapped, and when.
         """
         cache = self._kv_cache
-        begin = self._clock()
-        if step.swap_out.size:
-            cache.swap_out(torch.from_numpy(step.swap_out))
-        if step.swap_in.size:
-            cache.swap_in(torch.from_numpy(step.swap_in))
+        moving = None
         num_moved = len(step.swap_out) + len(step.swap_in)
-        self.meter.swapped(num_moved * cache.bytes_per_block, self._clock() - begin)
+        if num_moved:
+            begin = self._watch.mark()
+            if step.swap_out.size:
+                cache.swap_out(torch.from_numpy(step.swap_out))
+            if step.swap_in.size:
+                cache.swap_in(torch.from_numpy(step.swap_in))
+            moving = num_moved * cache.bytes_per_block, Span(begin, self._watch.mark())
         if step.copies.size:
             cache.copy_blocks(torch.from_numpy(step.copies))
+        return moving

@@ -5,8 +5,8 @@ pagedkv.weights.
 """
 
 from pagedkv.models.config import ModelConfig
-from pagedkv.models.loading import load_model
+from pagedkv.models.loading import load_model, random_model
 from pagedkv.models.metadata import AttentionMetadata
 from pagedkv.models.registry import FAMILIES, CausalLM
 
-__all__ = ["FAMILIES", "AttentionMetadata", "CausalLM", "ModelConfig", "load_model"]
+__all__ = ["FAMILIES", "AttentionMetadata", "CausalLM", "ModelConfig", "load_model", "random_model"]

@@ -1,4 +1,5 @@
-"""load_model: from a configuration and a stream of tensors to a model, strictly.
+"""load_model: from a configuration and a stream of tensors to a model, strictly; random_model: from
+a configuration alone.
 
 Every tensor of the checkpoint is used, known to be derived, or an error that names it; every
 parameter is filled, or an error names the tensors that it lacks.
@@ -45,15 +46,42 @@ def load_model(
         ValueError: an unsupported architecture, dtype or length; or tensors that are missing, not
             known, or of another shape, all of them named.
     """
+    model, parameters = _build(config, dtype, torch.device(device), max_model_len)
+    _load(model, parameters, tensors)
+    parameters.finish()
+    return model
+
+
+@torch.inference_mode()
+def random_model(
+    config: Mapping[str, object],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_model_len: int | None = None,
+) -> CausalLM:
+    """The model that config describes with random weights, the same each time on one kind of
+    device: for measurements, which need no checkpoint. Arguments and errors: as load_model.
+    """
+    model, parameters = _build(config, dtype, torch.device(device), max_model_len)
+    parameters.fill(seed=0)
+    parameters.finish()
+    return model
+
+
+def _build(
+    config: Mapping[str, object],
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int | None,
+) -> tuple[CausalLM, Parameters]:
+    """The model, and its parameters to be filled."""
     family = family_of(config)
     shape = family.read_config(config)
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype}; supported are {', '.join(map(str, DTYPES))}")
-    parameters = Parameters(dtype=dtype, device=torch.device(device), rank=0, num_ranks=1)
-    model = family.build(shape, parameters, _max_model_len(shape, max_model_len))
-    _load(model, parameters, tensors)
-    parameters.finish()
-    return model
+    parameters = Parameters(dtype=dtype, device=device, rank=0, num_ranks=1)
+    return family.build(shape, parameters, _max_model_len(shape, max_model_len)), parameters
 
 
 def _max_model_len(config: ModelConfig, wanted: int | None) -> int:

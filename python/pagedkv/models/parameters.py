@@ -119,12 +119,24 @@ class Parameter:
             raise ValueError(f"{name} appears twice")
         rows = [self._shape(i)[0] for i in range(len(self.pieces))]
         if self._data is None:
-            shape = (sum(rows), *self._shape(index)[1:])
-            self._data = torch.empty(shape, dtype=self._dtype, device=self._device)
+            self._data = self._empty()
         dim, start, stop = self._shares[index]
         begin = sum(rows[:index])
         self._data[begin : begin + rows[index]].copy_(tensor.narrow(dim, start, stop - start))
         self._missing.remove(name)
+
+    def fill(self, random: torch.Generator) -> None:
+        """Random numbers in place of the checkpoint's: rows of matrices like those of a model
+        before its training, with a deviation of 0.02, and vectors about 1.
+        """
+        self._data = self._empty()
+        self._data.normal_(0.0 if self._data.ndim > 1 else 1.0, 0.02, generator=random)
+        self._missing.clear()
+
+    def _empty(self) -> torch.Tensor:
+        rows = sum(self._shape(i)[0] for i in range(len(self.pieces)))
+        shape = (rows, *self._shape(0)[1:])
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _shape(self, index: int) -> tuple[int, ...]:
         dim, start, stop = self._shares[index]
@@ -175,6 +187,12 @@ class Parameters:
     def missing(self) -> list[str]:
         """Names of all checkpoint tensors that have not arrived."""
         return sorted(name for name, one in self._by_name.items() if name in one.missing)
+
+    def fill(self, seed: int) -> None:
+        """Random numbers for all that is missing, the same for a seed on one kind of device."""
+        random = torch.Generator(self.device).manual_seed(seed)
+        for one in dict.fromkeys(self._by_name.values()):
+            one.fill(random)
 
     def finish(self) -> None:
         """Let the layers bring their tensors into the form they run on. REQUIRES none missing."""

@@ -3,5 +3,15 @@
 from pagedkv.sampling.params import SlotParams
 from pagedkv.sampling.philox import philox4x32, uniform
 from pagedkv.sampling.sampler import best_candidates, chosen_logprobs, sample
+from pagedkv.sampling.tensor_sampler import RowTensors, choose
 
-__all__ = ["SlotParams", "best_candidates", "chosen_logprobs", "philox4x32", "sample", "uniform"]
+__all__ = [
+    "RowTensors",
+    "SlotParams",
+    "best_candidates",
+    "choose",
+    "chosen_logprobs",
+    "philox4x32",
+    "sample",
+    "uniform",
+]

@@ -64,7 +64,7 @@ def chosen_logprobs(
     wanted = np.flatnonzero(params.wants_logprob)
     if wanted.size == 0:
         return None
-    rows = logits[torch.from_numpy(wanted)].detach().to(device="cpu", dtype=torch.float32)
+    rows = _picked(logits, wanted)
     chosen = rows.gather(1, torch.from_numpy(token_ids[wanted])[:, None])[:, 0]
     logprobs = np.zeros(token_ids.size, dtype=np.float64)
     logprobs[wanted] = (chosen.double() - torch.logsumexp(rows.double(), dim=1)).numpy()
@@ -83,10 +83,16 @@ def best_candidates(
     wanted = np.flatnonzero(params.num_candidates)
     if wanted.size == 0:
         return None
-    rows = logits[torch.from_numpy(wanted)].detach().to(device="cpu", dtype=torch.float32)
+    rows = _picked(logits, wanted)
     num_candidates = min(int(params.num_candidates[wanted].max()), rows.shape[1])
     best = torch.topk(torch.log_softmax(rows, dim=1), num_candidates, dim=1)
     return wanted, best.indices.numpy(), best.values.double().numpy()
+
+
+def _picked(logits: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
+    """float32 [rows.size, vocab_size] on the CPU; waits for a GPU."""
+    picked = logits[torch.from_numpy(rows).to(logits.device)]
+    return picked.detach().to(device="cpu", dtype=torch.float32)
 
 
 def _draw(

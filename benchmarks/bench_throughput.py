@@ -1,0 +1,193 @@
+"""Tokens per second of the engine on one GPU: real model shapes with random weights, and mixes of
+requests that are stated here down to the seed, so that another engine can run the same ones.
+
+End-of-sequence tokens are ignored, temperature is 0.6, the prefix cache is emptied between runs.
+The median of the runs counts. Floor of a decode step: all weights and all K/V that it reads, once,
+at the card's read rate.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import rows
+from pagedkv import LLM, SamplingParams
+
+SHAPES: dict[str, dict[str, object]] = {
+    "Llama-3.1-8B": {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "torch_dtype": "bfloat16",
+    },
+}
+
+Requests = tuple[list[list[int]], list[int]]  # prompts, output lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Requests of one measurement. unit: what counts, ms for each output token of a single request,
+    or output or prompt tokens in a second. at_least: for each shape.
+    """
+
+    requests: Callable[[], Requests]
+    unit: str
+    at_least: dict[str, float]
+
+
+def _single(count: int) -> Requests:
+    source = random.Random(1)
+    prompts = [[source.randint(0, 10000) for _ in range(512)] for _ in range(count)]
+    return prompts, [256] * count
+
+
+def _mixed() -> Requests:
+    source = random.Random(0)
+    prompts = []
+    for _ in range(256):
+        length = source.randint(100, 1024)
+        prompts.append([source.randint(0, 10000) for _ in range(length)])
+    return prompts, [source.randint(100, 1024) for _ in range(256)]
+
+
+def _prefix() -> Requests:
+    source = random.Random(3)
+    prefix = [source.randint(0, 10000) for _ in range(2048)]
+    own = [[source.randint(0, 10000) for _ in range(64)] for _ in range(256)]
+    return [prefix + one for one in own], [64] * 256
+
+
+def _prefill() -> Requests:
+    source = random.Random(2)
+    return [[source.randint(0, 10000) for _ in range(4000)] for _ in range(64)], [1] * 64
+
+
+MIXES = {
+    "bs1": Mix(lambda: _single(1), "ms/token", {"Llama-3.1-8B": 4.0}),
+    "bs32": Mix(lambda: _single(32), "tok/s out", {"Llama-3.1-8B": 5000}),
+    "mixed256": Mix(_mixed, "tok/s out", {"Llama-3.1-8B": 11000}),
+    "prefix2048": Mix(_prefix, "tok/s out", {"Llama-3.1-8B": 16000}),
+    "prefill64x4000": Mix(_prefill, "tok/s in", {"Llama-3.1-8B": 42000}),
+}
+
+
+def run(llm: LLM, requests: Requests) -> float:
+    """Seconds that the requests take, all given at once."""
+    prompts, lens = requests
+    params = [SamplingParams(temperature=0.6, max_tokens=n, ignore_eos=True) for n in lens]
+    llm.reset_prefix_cache()
+    begin = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - begin
+    assert [len(one.outputs[0].token_ids) for one in outputs] == lens, "a request was cut short"
+    return seconds
+
+
+def measure(llm: LLM, shape: str, name: str, num_runs: int) -> rows.Row:
+    mix = MIXES[name]
+    prompts, lens = mix.requests()
+    run(llm, (prompts, [min(n, 8) for n in lens]))  # warm-up
+    seconds = statistics.median(run(llm, (prompts, lens)) for _ in range(num_runs))
+    limit = mix.at_least.get(shape)
+    if mix.unit == "ms/token":
+        value = seconds * 1e3 / sum(lens)
+        holds = limit is None or value <= limit
+    else:
+        value = (sum(map(len, prompts)) if mix.unit == "tok/s in" else sum(lens)) / seconds
+        holds = limit is None or value >= limit
+    sign = "<=" if mix.unit == "ms/token" else ">="
+    return rows.Row(
+        name=shape,
+        shape=name,
+        us=seconds * 1e6,
+        rate=f"{value:.4g} {mix.unit}",
+        limit="" if limit is None else f"{sign} {limit:g}",
+        holds=holds,
+    )
+
+
+def profile(llm: LLM, name: str, num_steps: int) -> str:
+    """The kernels of decode steps after the prompts of a mix, by their time on the GPU; how long
+    the GPU was busy, and how long the steps took in all.
+    """
+    prompts, _ = MIXES[name].requests()
+    engine = llm.engine
+    params = SamplingParams(temperature=0.6, max_tokens=1000, ignore_eos=True)
+    for i, prompt in enumerate(prompts):
+        engine.add_request(f"profiled {i}", prompt, params)
+    while engine.num_waiting:
+        engine.step()
+    for _ in range(8):
+        engine.step()
+    begin = time.perf_counter()
+    for _ in range(num_steps):
+        engine.step()
+    torch.cuda.synchronize()
+    took_us = (time.perf_counter() - begin) * 1e6 / num_steps
+    kinds = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds, acc_events=True) as watched:
+        for _ in range(num_steps):
+            engine.step()
+        torch.cuda.synchronize()
+    for i in range(len(prompts)):
+        engine.abort(f"profiled {i}")
+    kernels = sorted(watched.key_averages(), key=lambda one: -one.self_device_time_total)
+    busy_us = sum(one.self_device_time_total for one in kernels) / num_steps
+    lines = [f"{name}: {took_us:.0f} us a step, the GPU busy {busy_us:.0f} us of them"]
+    for one in kernels[:24]:
+        each = one.self_device_time_total / num_steps
+        lines.append(f"{each:9.1f} us {one.count / num_steps:6.1f} x {one.key[:96]}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    arguments = rows.parser(__doc__.splitlines()[0])
+    arguments.add_argument("--shape", choices=SHAPES, action="append")
+    arguments.add_argument("--mix", choices=MIXES, action="append")
+    arguments.add_argument("--runs", type=int, default=3)
+    arguments.add_argument("--profile", type=int, default=0, help="decode steps to look into")
+    arguments.add_argument("--options", type=json.loads, default={}, help="of the engine, as JSON")
+    options = arguments.parse_args()
+    made: list[rows.Row] = []
+    notes: list[str] = []
+    for shape in options.shape or SHAPES:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
+            begin = time.perf_counter()
+            llm = LLM(folder, load_format="dummy", max_model_len=32768, **options.options)
+            notes.append(f"{shape}: {time.perf_counter() - begin:.1f} s from start to ready")
+        for name in options.mix or MIXES:
+            made.append(measure(llm, shape, name, options.runs))
+            print(made[-1], flush=True)
+            if options.profile:
+                notes.append(profile(llm, name, options.profile))
+    return rows.report("throughput", made, save=options.save, notes=notes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
