@@ -1,4 +1,4 @@
-"""Paged attention on the GPU: decode, prefill, float8 caches, shared prefixes, mixed steps.
+"""Paged attention on the GPU: decode, prefill, float8 caches, shared prefixes.
 
 bf16, block 16, head_dim 128, 32 query and 8 KV heads unless a row says otherwise, shuffled blocks.
 Bytes: 2 * batch * length * KV heads * head_dim * size. FLOPs: 4 * batch * query heads * head_dim *

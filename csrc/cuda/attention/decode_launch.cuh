@@ -20,7 +20,9 @@ void launch_decode_on(const PagedAttentionParams& params, cudaStream_t stream) {
                                   Traits::kSharedBytes),
              "paged_attention (decode): shared memory");
   const ConstKvCache& cache = params.cache;
-  const int blocks = num_multiprocessors();
+  const int blocks = params.decode_multiprocessors > 0
+                         ? static_cast<int>(params.decode_multiprocessors)
+                         : num_multiprocessors();
   const int64_t needed = params.num_splits == 0 ? RangeStates<Traits>::bytes(blocks) : 0;
   if (needed > params.workspace_bytes) {
     throw std::runtime_error("pagedkv: decode needs a workspace of " + std::to_string(needed) +

@@ -39,7 +39,9 @@ void launch_prefix_attention(const PagedAttentionParams& params, cudaStream_t st
 // Behind launch_prefix_attention: their rows of out and lse.
 void launch_prefix_merge(const PagedAttentionParams& params, cudaStream_t stream);
 
-// The other sequences.
+// The other sequences. prepare_prefill comes first, before decode: then prefill may start beside
+// decode, and it says whether it will.
+bool prepare_prefill(const PagedAttentionParams& params, cudaStream_t stream);
 void launch_prefill_attention(const PagedAttentionParams& params, cudaStream_t stream);
 
 }  // namespace pagedkv::cuda

@@ -6,6 +6,14 @@
 #include "pagedkv/kernels/cuda_launchers.h"
 
 namespace pagedkv::cuda {
+namespace {
+
+// Multiprocessors that decode gets in a mixed step. Half of them read nearly as fast as all;
+// prefill starts on the others, and goes on on decode's as they become free, so the share need not
+// follow how much there is of each. Measured: benchmarks/results/2026-11-29-mixed-steps.md.
+int64_t decode_share() { return std::max(1, num_multiprocessors() / 2); }
+
+}  // namespace
 
 bool tensor_core_operands(const PagedAttentionParams& params) {
   if (params.type == ElementType::kFloat32) return false;
@@ -31,13 +39,20 @@ void launch_paged_attention(const PagedAttentionParams& params, StreamHandle han
   const auto stream = static_cast<cudaStream_t>(handle);
   if (params.num_tokens == 0 || params.num_seqs == 0 || params.max_query_len == 0) return;
   if (!tensor_core_operands(params)) return launch_generic_attention(params, 0, stream);
-  launch_decode_attention(params, stream);
+  const int64_t group = params.num_heads / params.cache.num_kv_heads;
+  const bool prefills = params.max_query_len * group > kMaxDecodeRows;
+  PagedAttentionParams decode = params;
+  // Prefill then starts beside decode, unless the kernels of shared prefixes stand between them.
+  const bool beside = prefills && prepare_prefill(params, stream) && params.num_prefix_groups == 0;
+  if (beside && params.num_tokens < params.num_seqs * params.max_query_len) {
+    decode.decode_multiprocessors = decode_share();
+  }
+  launch_decode_attention(decode, stream);
   if (params.num_prefix_groups > 0) {
     launch_prefix_attention(params, stream);
     launch_prefix_merge(params, stream);
   }
-  const int64_t group = params.num_heads / params.cache.num_kv_heads;
-  if (params.max_query_len * group > kMaxDecodeRows) launch_prefill_attention(params, stream);
+  if (prefills) launch_prefill_attention(params, stream);
 }
 
 }  // namespace pagedkv::cuda

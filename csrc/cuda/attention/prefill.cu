@@ -8,6 +8,10 @@
 
 namespace pagedkv::cuda {
 
+bool prepare_prefill(const PagedAttentionParams& params, cudaStream_t stream) {
+  return has_prefill_wgmma(params) && prepare_prefill_wgmma(params, stream);
+}
+
 void launch_prefill_attention(const PagedAttentionParams& params, cudaStream_t stream) {
   if (has_prefill_wgmma(params)) return launch_prefill_wgmma(params, stream);
   const ElementType cache = params.cache.type;

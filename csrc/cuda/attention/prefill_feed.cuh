@@ -76,7 +76,9 @@ __device__ void feed_keys(BoxFeeder<Traits, Traits::kKeyStages> feeder, Tiles ti
                           unsigned* counter, int lane) {
   constexpr int kAhead = 8;
   RingPosition<kTileSlots> at;
-  int64_t number = blockIdx.x;
+  const auto take = [&] { return lane == 0 ? atomicAdd(counter, 1u) : 0u; };
+  // Not blockIdx.x when there is a counter: a block may start late, on what decode leaves free.
+  int64_t number = counter == nullptr ? blockIdx.x : __shfl_sync(0xffffffffu, take(), 0);
   const auto tell_next = [&](TilePart& part) {
     const bool more = tiles.locate(number, part);
     if (more) {
@@ -95,12 +97,11 @@ __device__ void feed_keys(BoxFeeder<Traits, Traits::kKeyStages> feeder, Tiles ti
   TilePart part;
   bool more = tell_next(part);
   while (more) {
-    unsigned next = 0;
-    if (counter != nullptr && lane == 0) next = atomicAdd(counter, 1u);
+    unsigned next = counter == nullptr ? 0 : take();
     const int late = min(kAhead, part.num_steps);
     feeder.feed(part, late, part.num_steps);
     next = __shfl_sync(0xffffffffu, next, 0);
-    number = counter == nullptr ? number + gridDim.x : static_cast<int64_t>(gridDim.x) + next;
+    number = counter == nullptr ? number + gridDim.x : static_cast<int64_t>(next);
     TilePart following;
     more = tell_next(following);
     feeder.feed(part, 0, late);

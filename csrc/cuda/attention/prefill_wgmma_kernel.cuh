@@ -30,7 +30,8 @@ __device__ void init_pipeline(PipelineBarriers<kStages>& barriers, int fillers, 
   }
 }
 
-// counter: of tiles taken beyond each block's first, 0 at the start; or null.
+// counter: of tiles taken, 0 at the start; or null. May start while decode, launched before it,
+// runs: reads nothing of it.
 template <class T, int kDim, class Work>
 __global__ void __launch_bounds__(WgmmaTraits<kDim>::kThreads, 1)
     prefill_wgmma_kernel(const __grid_constant__ PagedAttentionParams params,

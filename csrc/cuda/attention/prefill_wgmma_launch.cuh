@@ -7,6 +7,7 @@
 #include "cuda/attention/prefill_work.cuh"
 #include "cuda/attention/tensor_map.h"
 #include "cuda/device/launch.h"
+#include "cuda/device/overlapped_launch.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
 
 namespace pagedkv::cuda {
@@ -67,15 +68,18 @@ void launch_prefill_wgmma(const PagedAttentionParams& params, cudaStream_t strea
                                   Traits::kSharedBytes),
              "paged_attention (prefill): shared memory");
   unsigned* counter = tile_counter(params);
-  if (counter != nullptr) {
-    check_cuda(cudaMemsetAsync(counter, 0, sizeof(unsigned), stream),
-               "paged_attention (prefill): tile counter");
-  }
   const int64_t blocks =
       std::min<int64_t>(num_multiprocessors(), prefill_blocks(params, Traits::kRows));
-  kernel<<<grid_size(blocks), Traits::kThreads, Traits::kSharedBytes, stream>>>(
-      params, maps.key, maps.value, maps.box_rows, counter);
-  check_launch("paged_attention (prefill)");
+  const dim3 grid(grid_size(blocks));
+  if (counter == nullptr) {
+    kernel<<<grid, Traits::kThreads, Traits::kSharedBytes, stream>>>(params, maps.key, maps.value,
+                                                                     maps.box_rows, counter);
+    return check_launch("paged_attention (prefill)");
+  }
+  // May start beside decode, which was launched just before it.
+  launch_overlapped("paged_attention (prefill)", kernel, grid, dim3(Traits::kThreads),
+                    Traits::kSharedBytes, stream, params, maps.key, maps.value, maps.box_rows,
+                    counter);
 }
 
 }  // namespace pagedkv::cuda

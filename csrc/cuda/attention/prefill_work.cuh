@@ -42,8 +42,9 @@ struct PrefillWork {
     write_empty_rows<T>(params, part, group, first, num_rows, lane);
   }
 
-  // Last in the kernel, in every thread.
-  __device__ static void end() {}
+  // Last in the kernel, in every thread. Decode may run beside this kernel; who comes next in the
+  // stream waits for this one only.
+  __device__ static void end() { wait_previous_kernel(); }
 };
 
 }  // namespace pagedkv::cuda

@@ -49,8 +49,9 @@ struct PagedAttentionParams {
   int64_t max_num_blocks;          // width of block_tables
   int64_t num_prefix_groups;
   int64_t max_query_len;
-  int64_t num_splits;  // 0: chosen by the kernel, 1: one pass, n: n pieces
-  int64_t window;      // 0: unlimited
+  int64_t num_splits;              // 0: chosen by the kernel, 1: one pass, n: n pieces
+  int64_t decode_multiprocessors;  // of a GPU, that decode may use; 0: all. Set by the launcher
+  int64_t window;                  // 0: unlimited
   float scale;
   float soft_cap;  // 0: none
   bool causal;

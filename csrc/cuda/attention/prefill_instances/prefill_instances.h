@@ -15,8 +15,9 @@ void launch_prefill_mma_float16(const PagedAttentionParams& params, cudaStream_t
 void launch_prefill_mma_float16_e4m3(const PagedAttentionParams& params, cudaStream_t stream);
 void launch_prefill_mma_float16_e5m2(const PagedAttentionParams& params, cudaStream_t stream);
 
-// Hopper, 16-bit caches, head_dim <= 128.
+// Hopper, 16-bit caches, head_dim <= 128. Prepared before decode: true if it may start beside it.
 bool has_prefill_wgmma(const PagedAttentionParams& params);
+bool prepare_prefill_wgmma(const PagedAttentionParams& params, cudaStream_t stream);
 void launch_prefill_wgmma(const PagedAttentionParams& params, cudaStream_t stream);
 
 }  // namespace pagedkv::cuda

@@ -32,6 +32,14 @@ bool has_prefill_wgmma(const PagedAttentionParams& params) {
          has_wgmma_code();
 }
 
+bool prepare_prefill_wgmma(const PagedAttentionParams& params, cudaStream_t stream) {
+  unsigned* counter = tile_counter(params);
+  if (counter == nullptr) return false;
+  check_cuda(cudaMemsetAsync(counter, 0, sizeof(unsigned), stream),
+             "paged_attention (prefill): tile counter");
+  return true;
+}
+
 void launch_prefill_wgmma(const PagedAttentionParams& params, cudaStream_t stream) {
   const bool short_heads = params.cache.head_dim <= 64;
   if (params.type == ElementType::kBFloat16) {
