@@ -107,6 +107,8 @@ SANITIZE = (
     Case("head_dim_256", (*decode(33), (70, 90)), num_heads=4, num_kv_heads=1, head_dim=256),
     Case("pieces", (*decode(133), (70, 90)), num_heads=4, num_kv_heads=1, num_splits=3),
     Case("fp32", decode(33), num_heads=4, num_kv_heads=1, dtype=torch.float32),
+    # Several steps of keys, several tiles of rows, beside a decode.
+    Case("steps", ((1, 300), (150, 400)), num_heads=4, num_kv_heads=1),
 )
 
 

@@ -83,7 +83,22 @@ PREFIX_SANITIZE = (
     replace(SMALL, name="prefix_fp8", groups=((1, 5, 4),), cache_dtype=E4M3, alibi=True),
     replace(SMALL, name="prefix_window", groups=((1, 5, 4),), window=80, head_dim=256),
     replace(SMALL, name="prefix_pieces", groups=((1, 5, 4),), num_splits=3, head_dim=80),
+    # Tiles cut over pieces, whole ones and several of a piece.
     replace(SMALL, name="prefix_cut", rows=decode(*[1030] * 40), groups=((0, 40, 64),)),
+    replace(
+        SMALL,
+        name="prefix_cut_mma",
+        rows=decode(*[1030] * 40),
+        groups=((0, 40, 64),),
+        cache_dtype=E4M3,
+    ),
+    replace(
+        SMALL,
+        name="prefix_in_turn",
+        rows=decode(*[410] * 8),
+        groups=((0, 3, 25), (3, 5, 9)),
+        num_splits=1,
+    ),
 )
 
 

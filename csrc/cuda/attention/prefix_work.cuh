@@ -18,7 +18,7 @@ class PrefixTiles {
 
   // As in PrefillTiles: all rows see the whole prefix, unless there is a window.
   __device__ void find_whole_steps(TilePart& part) const {
-    part.step_begin = has_window_ ? part.num_steps : -1;
+    part.step_begin = has_window_ ? part.num_steps : 0;
     part.step_end = (part.sequence.seq_len - part.base_key) / kStepKeys;
   }
 
