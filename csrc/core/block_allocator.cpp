@@ -22,7 +22,6 @@ BlockAllocator::BlockAllocator(std::int64_t num_blocks, std::optional<std::uint6
   for (std::size_t list = static_cast<std::size_t>(num_blocks); list < meta_.size(); ++list) {
     meta_[list].previous = meta_[list].next = static_cast<BlockId>(list);
   }
-  idle_since_.resize(static_cast<std::size_t>(num_blocks));
   free_.resize(static_cast<std::size_t>(num_blocks));
   for (std::int32_t i = 0; i < num_blocks_; ++i) free_[i] = num_blocks_ - 1 - i;
   if (shuffle_seed) {
@@ -51,17 +50,19 @@ void BlockAllocator::add_ref(BlockId block) {
     throw std::invalid_argument("block " + std::to_string(block) +
                                 " is free; only a block with content can be shared");
   }
-  if (++meta.ref_count == 2) ++num_shared_;
-  if (meta.ref_count == 1) {
+  if (num_holders(meta) == 0) {
     if (meta.state != BlockState::kCachedIdle) --num_returning_;
     unlink(block);
     set_state(meta, BlockState::kReferenced);
+    meta.ref_count = 1;
+  } else if (++meta.ref_count == 2) {
+    ++num_shared_;
   }
 }
 
 bool BlockAllocator::drop(BlockId block, BlockState while_in_flight) {
   Meta& meta = meta_[index(block)];
-  if (meta.ref_count == 0) {
+  if (num_holders(meta) == 0) {
     throw DoubleFree("block " + std::to_string(block) + " has no holder; it was freed before");
   }
   if (--meta.ref_count == 1) --num_shared_;
@@ -79,7 +80,7 @@ bool BlockAllocator::drop(BlockId block, BlockState while_in_flight) {
 
 void BlockAllocator::mark_in_transit(BlockId block) {
   Meta& meta = meta_[index(block)];
-  if (meta.ref_count == 0) {
+  if (num_holders(meta) == 0) {
     throw std::invalid_argument("block " + std::to_string(block) +
                                 " has no holder; nothing can be copied into it");
   }
@@ -95,8 +96,7 @@ void BlockAllocator::settle(BlockId block) {
     set_state(meta, BlockState::kReferenced);
   } else if (meta.is_findable) {
     set_state(meta, BlockState::kCachedIdle);
-    idle_since_[block] = static_cast<std::uint32_t>(next_step_);
-    link_last(idle_list(), block);
+    link_idle(block);
     // The links of the idle list lead from one cold record to the next; these lead far enough to
     // fetch ahead.
     BlockId& earlier = idle_last_[num_went_idle_++ % kLater];
@@ -110,8 +110,13 @@ void BlockAllocator::settle(BlockId block) {
 void BlockAllocator::touch(BlockId block) {
   if (meta_[index(block)].state != BlockState::kCachedIdle) return;
   unlink(block);
+  link_idle(block);
+}
+
+// REQUIRES: its state is kCachedIdle.
+void BlockAllocator::link_idle(BlockId block) {
+  meta_[block].ref_count = static_cast<std::uint32_t>(next_step_) & kCountMask;
   link_last(idle_list(), block);
-  idle_since_[block] = static_cast<std::uint32_t>(next_step_);
 }
 
 std::optional<BlockId> BlockAllocator::oldest_idle() const {
@@ -122,7 +127,7 @@ std::optional<BlockId> BlockAllocator::oldest_idle() const {
 
 void BlockAllocator::set_findable(BlockId block) {
   Meta& meta = meta_[index(block)];
-  if (meta.ref_count == 0) {
+  if (num_holders(meta) == 0) {
     throw std::invalid_argument("block " + std::to_string(block) +
                                 " has no holder; only a held block's content can be published");
   }
@@ -134,6 +139,7 @@ void BlockAllocator::forget(BlockId block) {
   meta.is_findable = false;
   if (meta.state != BlockState::kCachedIdle) return;
   unlink(block);
+  meta.ref_count = 0;
   push_free(block);
 }
 
@@ -196,13 +202,13 @@ void BlockAllocator::check() const {
   for (BlockId block = 0; block < num_blocks_; ++block) {
     const Meta& meta = meta_[block];
     ++num_in[static_cast<int>(meta.state)];
-    num_shared += meta.ref_count >= 2;
-    num_returning += meta.ref_count == 0 &&
+    num_shared += num_holders(meta) >= 2;
+    num_returning += num_holders(meta) == 0 &&
                      (meta.state == BlockState::kDraining || meta.state == BlockState::kInTransit);
     const bool may_be_held =
         meta.state == BlockState::kReferenced || meta.state == BlockState::kInTransit;
-    if ((meta.ref_count > 0 && !may_be_held) ||
-        (meta.ref_count == 0 && meta.state == BlockState::kReferenced)) {
+    if ((num_holders(meta) > 0 && !may_be_held) ||
+        (num_holders(meta) == 0 && meta.state == BlockState::kReferenced)) {
       fail("I9: block " + std::to_string(block) + " in state " +
            std::to_string(static_cast<int>(meta.state)) + " has ref count " +
            std::to_string(meta.ref_count));

@@ -68,7 +68,7 @@ BlockManager::BlockManager(const BlockManagerConfig& config)
         pool_.num_blocks() + (has_offloading_ ? cpu_pool_.num_blocks() : 0);
     cache_.emplace(num_nodes, block_size_, config.hash_secret, bits);
     evicted_hashes_.emplace(config.num_blocks);
-    evicted_.reserve(kMaxEvictionsKept);
+    evicted_.resize(kMaxEvictionsKept);
   }
 }
 
@@ -193,10 +193,7 @@ std::int64_t BlockManager::allocate(SeqId id, std::span<const TokenId> tokens,
 }
 
 void BlockManager::note_eviction(const Eviction& eviction) {
-  if (evicted_.size() == kMaxEvictionsKept) {
-    evicted_.erase(evicted_.begin(), evicted_.begin() + kMaxEvictionsKept / 2);
-  }
-  evicted_.push_back(eviction);
+  evicted_[num_noted_++ % kMaxEvictionsKept] = eviction;
 }
 
 PrefixMiss BlockManager::why_missed(const Plan& plan) const {
@@ -248,8 +245,12 @@ std::int64_t BlockManager::reset_prefix_cache() {
 }
 
 std::vector<Eviction> BlockManager::take_evicted() {
-  std::vector<Eviction> taken(evicted_);
-  evicted_.clear();
+  const std::size_t num_taken = std::min(num_noted_, kMaxEvictionsKept);
+  std::vector<Eviction> taken;
+  taken.reserve(num_taken);
+  for (std::size_t i = num_noted_ - num_taken; i < num_noted_; ++i)
+    taken.push_back(evicted_[i % kMaxEvictionsKept]);
+  num_noted_ = 0;
   return taken;
 }
 

@@ -88,6 +88,42 @@ TEST(BlockAllocator, cached_blocks_go_idle_oldest_first_and_forgetting_frees_the
   pool.check();
 }
 
+TEST(BlockAllocator, an_idle_block_has_no_holder_however_many_steps_it_is_idle_for) {
+  const StepId kWrap = StepId{1} << 27;  // where the count of idle steps begins anew
+  for (const StepId num_before : {StepId{0}, StepId{1}, kWrap - 2, kWrap - 1, 5 * kWrap + 3}) {
+    BlockAllocator pool(1, std::nullopt);
+    const BlockId block = pool.allocate();
+    pool.set_findable(block);
+    TestAccess::skip_steps(pool, num_before);
+    pool.release(block);
+    for (std::int64_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(pool.state(block), BlockState::kCachedIdle);
+      EXPECT_EQ(pool.ref_count(block), 0);
+      EXPECT_EQ(pool.num_shared(), 0);
+      EXPECT_EQ(pool.idle_steps(block), i);
+      EXPECT_THROW(pool.release(block), DoubleFree, "block 0 has no holder");
+      EXPECT_THROW(pool.set_findable(block), std::invalid_argument, "has no holder");
+      EXPECT_THROW(pool.mark_in_transit(block), std::invalid_argument, "has no holder");
+      pool.check();
+      pool.end_step(pool.begin_step());
+    }
+    pool.touch(block);  // idle anew
+    EXPECT_EQ(pool.idle_steps(block), 0);
+    pool.add_ref(block);
+    EXPECT_EQ(pool.ref_count(block), 1);
+    EXPECT_EQ(pool.num_shared(), 0);
+    EXPECT_EQ(pool.idle_steps(block), 0);
+    pool.check();
+    EXPECT_TRUE(pool.release(block));
+    pool.forget(block);
+    EXPECT_EQ(pool.state(block), BlockState::kFree);
+    EXPECT_EQ(pool.ref_count(block), 0);
+    EXPECT_EQ(pool.allocate(), block);
+    EXPECT_EQ(pool.ref_count(block), 1);
+    pool.check();
+  }
+}
+
 TEST(BlockAllocator, forgetting_leaves_a_held_block_with_its_holder) {
   BlockAllocator pool(1, std::nullopt);
   const BlockId block = pool.allocate();

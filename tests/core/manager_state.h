@@ -33,7 +33,7 @@ struct TestAccess {
     return manager.held_cpu_blocks_;
   }
   static auto& held_cpu_blocks(BlockManager& manager) { return manager.held_cpu_blocks_; }
-  static std::size_t num_evicted(const BlockManager& manager) { return manager.evicted_.size(); }
+  static std::size_t num_evicted(const BlockManager& manager) { return manager.num_noted_; }
 
   static auto& meta(BlockAllocator& pool, BlockId block) { return pool.meta_[block]; }
   static auto& free_list(BlockAllocator& pool) { return pool.free_; }
@@ -42,6 +42,11 @@ struct TestAccess {
   }
   static auto& num_shared(BlockAllocator& pool) { return pool.num_shared_; }
   static auto& num_returning(BlockAllocator& pool) { return pool.num_returning_; }
+  // As though so many steps had ended.
+  static void skip_steps(BlockAllocator& pool, StepId num_steps) {
+    pool.first_step_ += num_steps;
+    pool.next_step_ += num_steps;
+  }
 
   static auto& entry(PrefixCache& cache, BlockId block) { return cache.entries_[block]; }
   static auto& token(PrefixCache& cache, BlockId block, int offset) {

@@ -7,14 +7,15 @@
 //
 // Life of a block (numbers are ref counts):
 //
-//   free 0 --allocate--> referenced 1.. --release to 0--> [a step is in flight] draining 0
-//   --end_step--+
-//    ^                     ^     ^                        [none in flight] | | | +----revive----
-//    idle, draining or in transit 0                       | |                     +--end_step-- in
-//    transit 1.. (swapped in beside a step)                     |
-//    +--- not findable <---------------------------------- settle
-//    <------------------------------------+
-//    +--- forget ------- cached-idle 0 <--- findable --------+
+//   free 0                   --allocate--> referenced 1..
+//   referenced 1..           --release to 0, a step in flight--> draining 0 or in transit 0
+//                            --release to 0, none in flight--> settled
+//                            --mark_in_transit, a step in flight--> in transit 1..
+//   draining 0, in transit   --add_ref--> referenced, if it was 0
+//                            --end_step--> referenced, if it is held; settled otherwise
+//   settled                  is cached-idle 0 if its content is findable, free 0 if not
+//   cached-idle 0            --add_ref--> referenced 1
+//                            --forget--> free 0
 //
 // Thread safety: none; one thread owns it.
 //
@@ -51,7 +52,7 @@ class BlockAllocator {
   std::int32_t num_returning() const { return num_returning_; }
   std::int32_t num_shared() const { return num_shared_; }
   std::int32_t ref_count(BlockId block) const {
-    return static_cast<std::int32_t>(meta_[index(block)].ref_count);
+    return static_cast<std::int32_t>(num_holders(meta_[index(block)]));
   }
   BlockState state(BlockId block) const { return meta_[index(block)].state; }
 
@@ -80,10 +81,12 @@ class BlockAllocator {
   // Least recently used idle block, if there is one.
   std::optional<BlockId> oldest_idle() const;
 
-  // Steps launched since this block went idle, or was touched then; 0 if it is not idle.
+  // Steps launched since this block went idle, or was touched then, modulo 2^27; 0 if it is not
+  // idle.
   std::int64_t idle_steps(BlockId block) const {
-    if (meta_[block].state != BlockState::kCachedIdle) return 0;
-    return static_cast<std::uint32_t>(next_step_) - idle_since_[block];
+    const Meta& meta = meta_[block];
+    if (meta.state != BlockState::kCachedIdle) return 0;
+    return (static_cast<std::uint32_t>(next_step_) - meta.ref_count) & kCountMask;
   }
 
   StepId next_step() const { return next_step_; }
@@ -107,7 +110,10 @@ class BlockAllocator {
   friend struct TestAccess;
   // Four to a cache line: a record is what a visit to a block costs.
   struct Meta {
-    std::uint32_t ref_count : 27 = 0;  // SequenceTable::kMaxNumSequences bounds it
+    // SequenceTable::kMaxNumSequences bounds it. An idle block has no holder to count: its bits are
+    // next_step_ as it was when it went idle, since a record of its own for that would be one more
+    // to fetch for each block that is freed or evicted.
+    std::uint32_t ref_count : 27 = 0;
     BlockState state : 4 = BlockState::kFree;
     bool is_findable : 1 = false;
     BlockId previous = 0;  // neighbours on the idle list or on a step's list; lists are rings
@@ -115,6 +121,10 @@ class BlockAllocator {
     BlockId later = 0;  // what went idle kLater blocks after this one, if both are where they were
   };
   static_assert(sizeof(Meta) == 16);
+  static constexpr std::uint32_t kCountMask = (1U << 27) - 1;
+  static std::uint32_t num_holders(const Meta& meta) {
+    return meta.state == BlockState::kCachedIdle ? 0 : meta.ref_count;
+  }
 
   std::int32_t index(BlockId block) const {
     if (block < 0 || block >= num_blocks_) throw_foreign(block);
@@ -130,6 +140,7 @@ class BlockAllocator {
     meta.state = state;
   }
   void link_last(std::int32_t list, BlockId block);
+  void link_idle(BlockId block);
   void unlink(BlockId block);
   void push_free(BlockId block);
   bool drop(BlockId block, BlockState while_in_flight);
@@ -138,7 +149,6 @@ class BlockAllocator {
 
   std::int32_t num_blocks_;
   HugeVector<Meta> meta_;  // [num_blocks + sentinels of the idle list and of each step's list]
-  HugeVector<std::uint32_t> idle_since_;  // [num_blocks], next_step_ then; valid of idle blocks
   HugeVector<BlockId>
       free_;  // a stack: the block freed last is taken first, while its memory is warm
   std::int32_t num_in_[kNumBlockStates] = {};

@@ -197,9 +197,8 @@ class BlockManager {
   std::int64_t reset_prefix_cache();
   Statistics statistics() const;
   std::shared_ptr<const Snapshot> snapshot() const;
-  // Evictions since the last call, oldest first; of very many the last kMaxEvictionsKept / 2 at
-  // least.
-  static constexpr std::size_t kMaxEvictionsKept = std::size_t{1} << 14;
+  // Evictions since the last call, oldest first; of very many the last kMaxEvictionsKept.
+  static constexpr std::size_t kMaxEvictionsKept = std::size_t{1} << 13;
   std::vector<Eviction> take_evicted();
   // Why the prefix that the last allocate found ends where it does.
   const PrefixMiss& last_miss() const { return last_miss_; }
@@ -315,7 +314,8 @@ class BlockManager {
   std::optional<PrefixCache> cache_;  // none: prefix caching is off
   SequenceTable sequences_;
   std::optional<EvictedHashes> evicted_hashes_;  // none: prefix caching is off
-  std::vector<Eviction> evicted_;                // what take_evicted returns; never grows
+  std::vector<Eviction> evicted_;                // a ring: what take_evicted returns
+  std::size_t num_noted_ = 0;                    // evictions since take_evicted
   PrefixMiss last_miss_;
   bool has_offloading_;
   double swap_in_cost_ = 0.0;
