@@ -239,6 +239,45 @@ def test_the_lowest_rank_advances_beside_a_beam_that_waits_with_reserved_blocks(
     assert simulation.num_preempted >= 3
 
 
+def a_search_beside_a_reserved_request(**late: int) -> Simulation:
+    """`first`, a search, has one of two slots and needs both; `late` was preempted, has the other,
+    and computes its prompt once more with its blocks reserved.
+    """
+    simulation = priorities(
+        max_num_seqs=2,
+        max_num_batched_tokens=4,
+        reserve_after_preemptions=1,
+        enable_prefix_caching=False,
+    )
+    simulation.add(make_request("late", prompt_of(40), 4, priority=1, **late))
+    while simulation.scheduler.slots.num_tokens.max() < 41:
+        one_step(simulation)
+    for i in range(2):  # they take both slots, one after the other, and end together
+        simulation.add(make_request(f"urgent{i}", prompt_of(2, i), 3 - i, priority=-3))
+    simulation.add(make_request("first", prompt_of(2, seed=9), 4, beam_width=2, priority=-2))
+    while "first-1" not in simulation.scheduler:
+        one_step(simulation)
+    one_step(simulation)  # the newest token of the beam that has a slot, which waits from here on
+    return simulation
+
+
+def test_a_search_that_lacks_a_slot_gets_that_of_a_reserved_search_which_lacks_one_too() -> None:
+    simulation = a_search_beside_a_reserved_request(beam_width=2)
+    step = one_step(simulation)
+    assert [one.request_id for one in step.preempted] == ["late-0"]
+    assert admitted(step) == ["first-1"]
+    simulation.run_all()
+    simulation.check_outcome()
+
+
+def test_a_search_that_lacks_a_slot_waits_for_a_reserved_request_that_ends_by_itself() -> None:
+    simulation = a_search_beside_a_reserved_request()
+    assert one_step(simulation).preempted == ()
+    simulation.run_all()
+    simulation.check_outcome()
+    assert simulation.finished["late"].num_preemptions == 1
+
+
 def test_a_search_that_lacks_a_slot_gets_that_of_the_highest_rank() -> None:
     simulation = Simulation(max_num_seqs=2, max_num_batched_tokens=8)
     simulation.add(make_request("a", prompt_of(4), 4, beam_width=2))

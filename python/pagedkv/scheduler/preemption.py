@@ -24,6 +24,14 @@ from pagedkv.scheduler.queue import RankedQueue
 from pagedkv.scheduler.running import RunningSet
 
 
+def _will_wait_for_slots(entry: Entry) -> bool:
+    """Whether it is a beam whose search needs more slots than it has, when none is free."""
+    group = entry.group
+    if group is None or group.search is None:
+        return False
+    return not group.is_forked or any(beam.slot is None for beam in group.beams)
+
+
 class Preemption:
     """Moves victims from the running set to the queue. Victims are taken from the highest rank; one
     whose worst case is reserved is never among them.
@@ -97,8 +105,8 @@ class Preemption:
 
     def make_way(self, num_step: int) -> list[Preempted]:
         """If the lowest rank is a beam that waits for one of its search which has no slot: the
-        highest rank without a reservation gives it its own. What that goes on to compute would be
-        thrown away later, once it waits too.
+        highest rank gives it its own, though not one with a reservation that goes on to its end by
+        itself. What the other goes on to compute would be thrown away later, once it waits too.
         """
         order, table = self._running.order, self._running.slots
         if table.num_free or not table.is_beam[order[0]]:
@@ -109,7 +117,9 @@ class Preemption:
         if not is_waiting or all(beam.slot is not None for beam in group.beams):
             return []
         for slot in order[:0:-1].tolist():
-            if table.worst_blocks[slot] == 0 and self._running.entry_at(slot).group is not group:
+            entry = self._running.entry_at(slot)
+            may_go = table.worst_blocks[slot] == 0 or _will_wait_for_slots(entry)
+            if may_go and entry.group is not group:
                 return [self._take(slot, num_step)]
         return []
 
