@@ -139,6 +139,31 @@ def test_time_passes_as_modelled_and_waits_for_the_next_arrival(
     assert [step.end_s for step in steps][2::3] == pytest.approx([4.45, 13.2])
 
 
+@pytest.mark.parametrize("gap_s", [0.0, 0.02])
+def test_requests_that_came_before_the_first_step_are_all_there_for_it(
+    tokenizer_folder: Path, tmp_path: Path, gap_s: float
+) -> None:
+    run = RecordedRun(tokenizer_folder, tmp_path / "run.jsonl")
+    for round_ in range(2):
+        for prompt in ("01234", "abcde", "vwxyz"):
+            run.clock.now_s += 0.125  # to make the request
+            run.engine.add_request(f"{prompt} {round_}", prompt, SamplingParams(max_tokens=3))
+        run.clock.now_s += 0.125
+        run.finish()
+        run.clock.now_s += 50.0
+    recording = run.recording()
+    clock = dataclasses.replace(times(1.0), gap_s=gap_s)
+    steps = list(drive_of(recording, clock).steps())
+    assert len(steps) == len(recording.steps)
+    firsts = [
+        k for k, step in enumerate(recording.steps) if len(step.line["step"]["admitted"]) == 3
+    ]
+    assert len(firsts) == 2
+    for k in firsts:
+        assert len(steps[k].line["step"]["admitted"]) == 3
+        assert steps[k].start_s == pytest.approx(recording.steps[k].start_s)
+
+
 def test_swapping_is_weighed_by_the_rates_of_that_time(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:

@@ -175,6 +175,16 @@ def test_a_step_without_its_numbers_is_told(recording: Recording) -> None:
             compare(broken, settings_of(recording))
 
 
+@pytest.mark.parametrize("numbers", [None, 1, [], "x"])
+def test_a_decision_whose_numbers_are_none_is_told(recording: Recording, numbers: Any) -> None:
+    notes = [note | {"numbers": numbers} for note in recording.steps[0].notes]
+    assert notes
+    step = dataclasses.replace(recording.steps[0], notes=notes)
+    broken = dataclasses.replace(recording, steps=[step, *recording.steps[1:]])
+    with pytest.raises(RecordingError, match="numbers must be of type dict"):
+        compare(broken, settings_of(recording))
+
+
 def test_the_pool_keeps_its_bytes_unless_told(recording: Recording) -> None:
     settings = settings_of(recording)
     facts = changed_settings(settings, block_size=7).facts
@@ -184,6 +194,16 @@ def test_the_pool_keeps_its_bytes_unless_told(recording: Recording) -> None:
     facts = changed_settings(settings, swap_space=1e-6, block_size=2).facts
     assert facts.num_cpu_blocks == int(1e-6 * 2**30) // (8 * 2)
     assert changed_settings(settings, block_size=256).facts.num_blocks == 1
+
+
+def test_a_cpu_pool_without_room_for_one_block_is_told(recording: Recording) -> None:
+    settings = changed_settings(settings_of(recording), swap_space=64 * 8 / 2**30)
+    assert settings.facts.num_cpu_blocks == 16
+    assert changed_settings(settings, block_size=64).facts.num_cpu_blocks == 1
+    with pytest.raises(ValueError, match="16 blocks of 4 tokens holds no block of 65: give a swap"):
+        changed_settings(settings, block_size=65)
+    other = changed_settings(settings, block_size=65, swap_space=65 * 8 / 2**30)
+    assert other.facts.num_cpu_blocks == 1
 
 
 @pytest.mark.parametrize(

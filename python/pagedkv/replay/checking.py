@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 
 from pagedkv.replay.driving import Drive
-from pagedkv.replay.fields import Line
+from pagedkv.replay.fields import Line, field
 from pagedkv.replay.recording import Recording, Step
 from pagedkv.replay.sources import AsRecorded, DivergedError
 
@@ -47,7 +47,7 @@ def _decided(note: Line | None) -> Line | None:
     """
     if note is None:
         return None
-    numbers = note["numbers"]
+    numbers = field(note, "numbers", dict)
     return note | {"numbers": {name: numbers[name] for name in numbers.keys() - _REMEMBERED}}
 
 

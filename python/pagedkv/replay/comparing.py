@@ -131,6 +131,11 @@ def changed_settings(settings: Settings, **options: Any) -> Settings:
             )
     else:
         num_cpu_blocks = facts.num_cpu_blocks * old.block_size // block_size
+        if facts.num_cpu_blocks and not num_cpu_blocks:
+            raise ValueError(
+                f"the recorded CPU pool of {facts.num_cpu_blocks} blocks of {old.block_size} "
+                f"tokens holds no block of {block_size}: give a swap_space"
+            )
     in_scheduler = {name: options[name] for name in SCHEDULER_OPTIONS if name in options}
     return Settings(
         cache,

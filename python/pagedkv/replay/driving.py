@@ -53,7 +53,7 @@ class Drive:
             if not scheduler.has_work:
                 if not events:
                     return
-                now_s = max(now_s, events[0].time_s)
+                now_s = max(now_s, source.wakes(events[0]))
                 self._apply(events.popleft())
                 continue
             yield (step := self._step(begin_s))

@@ -43,7 +43,7 @@ class AsModelled:
         for event in recording.events:
             if isinstance(event, Fork):
                 self._forks[event.key].append(event)
-        self._rate_times = [step.start_s for step in recording.steps]
+        self._starts = [step.start_s for step in recording.steps]
         self._rates = [step.rates for step in recording.steps] or [Rates()]
 
     def request(self, arrival: Arrival) -> Request:
@@ -55,6 +55,12 @@ class AsModelled:
 
     def begin(self, now_s: float) -> float:
         return now_s + self._times.gap_s
+
+    def wakes(self, event: Event) -> float:
+        """Not before the caller went on from it, who may have had more to add first."""
+        if event.num_steps >= len(self._starts):
+            return event.time_s
+        return max(event.time_s, self._starts[event.num_steps] - self._times.gap_s)
 
     def is_due(self, event: Event, begin_s: float) -> bool:
         return event.time_s <= begin_s + _TICK_S
@@ -69,7 +75,7 @@ class AsModelled:
         return due
 
     def rates(self, begin_s: float) -> Rates:
-        return self._rates[max(0, bisect.bisect_right(self._rate_times, begin_s) - 1)]
+        return self._rates[max(0, bisect.bisect_right(self._starts, begin_s) - 1)]
 
     def answers(self, scheduler: Scheduler, step: ScheduledStep, keys: list[str]) -> Answers:
         table, slots = scheduler.slots, step.slots[step.sample_rows]

@@ -47,6 +47,9 @@ class Source(Protocol):
     def begin(self, now_s: float) -> float:
         """When a step begins that could begin at now_s."""
 
+    def wakes(self, event: Event) -> float:
+        """From when on a step could begin, if there was nothing to do before this event."""
+
     def is_due(self, event: Event, begin_s: float) -> bool:
         """Whether an event comes before a step that begins at begin_s."""
 
@@ -83,6 +86,9 @@ class AsRecorded:
 
     def begin(self, now_s: float) -> float:
         return self._steps[self._k].start_s if self._k < len(self._steps) else now_s
+
+    def wakes(self, event: Event) -> float:
+        return event.time_s
 
     def is_due(self, event: Event, begin_s: float) -> bool:
         return event.num_steps <= self._k
