@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_model import make_engine
+from harness import fake_of
 from recorded_runs import SMALL, RecordedRun
 
 from pagedkv.replay import Recorder, load
+from pagedkv.replay.checking import first_difference
 from pagedkv.replay.lines import plain
 from pagedkv.replay.recording import Arrival
 from pagedkv.replay.scripts import Scripts
@@ -153,6 +155,22 @@ def test_token_ids_stay_as_they_are_when_asked(tokenizer_folder: Path, path: Pat
     scripts = Scripts(recording)
     for answer in outputs[0].outputs:
         assert scripts.of(f"a-{answer.index}").token_ids == answer.token_ids
+
+
+@pytest.mark.parametrize("keep_token_ids", [False, True])
+def test_a_row_without_usable_logits_is_recorded_as_failed(
+    tokenizer_folder: Path, path: Path, keep_token_ids: bool
+) -> None:
+    run = RecordedRun(tokenizer_folder, path, keep_token_ids=keep_token_ids)
+    fake_of(run.engine).is_bad = lambda context: bytes(context[:3].tolist()) == b"bad"
+    for name in ("good", "bad"):
+        run.engine.add_request(name, name, SamplingParams(max_tokens=3, ignore_eos=True))
+    recording = run.recording()
+    assert [step.failed for step in recording.steps] == [[1], [], []]
+    assert recording.steps[0].samples == ["good", "bad"]
+    scripts = Scripts(recording)
+    assert (len(scripts.of("good").token_ids), scripts.of("bad").token_ids) == (3, [])
+    assert first_difference(recording) is None
 
 
 def test_a_stop_id_stands_as_its_place_among_the_stop_ids(

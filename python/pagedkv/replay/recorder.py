@@ -153,7 +153,8 @@ class Recorder:
         self._begin_step(step, table, rates)
         slots = step.slots[step.sample_rows].tolist()
         names = []
-        for slot, token_id in zip(slots, token_ids.tolist(), strict=True):
+        # A row without usable logits has no token, whatever stands there.
+        for slot, token_id in zip(slots, np.where(failed, 0, token_ids).tolist(), strict=True):
             known = table.token_ids[slot, : table.num_tokens[slot]]
             names += self._names.next_ids(slot, self._at[slot], known, [token_id])
         self._step["token_ids"] = names
