@@ -1,7 +1,7 @@
 """Faults that paged attention kernels have had elsewhere, each as the behaviour that is right.
 
-Blocks of ids beyond 2^31 elements, captured graphs and strides of query and out are in
-test_cuda_paged_attention.py; so are head sizes and block sizes.
+Captured graphs and strides of query and out are in test_cuda_paged_attention.py; so are head sizes
+and block sizes. Caches beyond 2^31 elements: test_cuda_beyond_2_31.py.
 """
 
 from __future__ import annotations

@@ -31,44 +31,6 @@ def scales_for(dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, E4M3])
-def test_blocks_beyond_2_31_elements_are_written_and_read(cache_dtype, device) -> None:
-    tokens, heads, block_size, dim = 40, 8, 16, 128
-    blocks = 2**31 // (heads * block_size * dim) + 9
-    caches = [
-        torch.empty(blocks, heads, block_size, dim, dtype=cache_dtype, device=device)
-        for _ in range(2)
-    ]
-    small = [cache[:3].clone() for cache in caches]
-    key, value = torch.randn(2, tokens, heads, dim, device=device).bfloat16()
-    scales = scales_for(cache_dtype, device)
-    low = torch.randperm(3 * block_size, device=device)[:tokens]
-    top = (blocks - 3) * block_size
-    ops.reshape_and_cache(key, value, *small, low, **scales)
-    ops.reshape_and_cache(key, value, *caches, low + top, **scales)
-    written = torch.zeros(3 * block_size, dtype=torch.bool, device=device)
-    written[low] = True
-    for big, want in zip(caches, small, strict=True):
-        got = big[-3:].transpose(1, 2).flatten(0, 1)[written]
-        assert_same(got, want.transpose(1, 2).flatten(0, 1)[written])
-    table = torch.tensor([[blocks - 1, blocks - 3, blocks - 2]], dtype=torch.int32, device=device)
-    starts = torch.tensor([0, tokens], dtype=torch.int32, device=device)
-    outs = [torch.empty(2, tokens, heads, dim, dtype=torch.bfloat16, device=device) for _ in "12"]
-    ops.gather_blocks(*outs[0], *caches, table, starts, **scales)
-    ops.gather_blocks(*outs[1], *(c[-3:] for c in caches), table - (blocks - 3), starts, **scales)
-    assert_same(outs[0], outs[1])
-
-
-def test_blocks_beyond_2_31_elements_are_copied_in_all_layers(device) -> None:
-    blocks = 2**31 // (8 * 16 * 128) // 2
-    pool = torch.zeros(2, 2, blocks, 8, 16, 128, dtype=E4M3, device=device)
-    content = torch.randn(2, 2, 8, 16, 128, device=device).to(E4M3)
-    pool[:, :, 0] = content
-    ops.copy_blocks(pool, torch.tensor([[0, blocks - 1]]))
-    assert_same(pool[:, :, -1], content)
-    assert (pool[:, :, -2].view(torch.uint8) == 0).all()
-
-
 @pytest.mark.parametrize("cache_dtype", [None, *FLOAT8])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_negative_slot_leaves_every_slot_alone(dtype, cache_dtype, device) -> None:

@@ -47,15 +47,6 @@ def test_sanitize(case: Case, device: torch.device) -> None:
     check(problem, *problem.run())
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_blocks_beyond_2_31_elements(cache_dtype: torch.dtype, device: torch.device) -> None:
-    case = Case(
-        "huge", ((1, 70), (100, 130)), num_kv_heads=8, block_size=128, cache_dtype=cache_dtype
-    )
-    problem = Problem(case, device, num_blocks=2**31 // (8 * 128 * 128) + 40)
-    check(problem, *problem.run())
-
-
 def test_without_lse_and_workspace_the_output_is_the_same(device: torch.device) -> None:
     problem = Problem(Case("plain", (*decode(40, 900), (70, 70))), device)
     out, _ = problem.run()
