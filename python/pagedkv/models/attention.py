@@ -1,4 +1,6 @@
-"""Self-attention over the paged cache: projections, rotary embedding, cache write, attention."""
+"""Self-attention over the paged cache: projections, norms of queries and keys, rotary embedding,
+cache write, attention.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import torch
 
 from pagedkv import ops
 from pagedkv.models.config import ModelConfig
-from pagedkv.models.layers import projection
+from pagedkv.models.layers import RMSNorm, projection
 from pagedkv.models.metadata import AttentionMetadata
 from pagedkv.models.parameters import Parameters, Piece, Split
 
@@ -18,7 +20,7 @@ class Attention:
     token sees, itself included; 0: all before it.
     """
 
-    __slots__ = ("_heads", "_output", "_qkv", "_scale", "_shape", "_table", "_window")
+    __slots__ = ("_heads", "_norms", "_output", "_qkv", "_scale", "_shape", "_table", "_window")
 
     def __init__(
         self,
@@ -44,6 +46,12 @@ class Attention:
             ),
             has_bias=config.attention_bias,
         )
+        self._norms: tuple[RMSNorm, RMSNorm] | None = None
+        if config.qk_norm:
+            self._norms = (
+                RMSNorm(parameters, f"{name}.q_norm", dim, config.rms_norm_eps),
+                RMSNorm(parameters, f"{name}.k_norm", dim, config.rms_norm_eps),
+            )
         self._output = projection(
             parameters,
             (Piece(f"{name}.o_proj", (hidden, query_size), Split.ROW, unit=dim),),
@@ -59,6 +67,8 @@ class Attention:
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape. Mutates kv_cache: this step's slots."""
         query, key, value = torch.split(self._qkv(x).view(self._shape), self._heads, 1)
+        if self._norms is not None:
+            query, key = _normed(self._norms[0], query), _normed(self._norms[1], key)
         key_cache, value_cache = kv_cache
         ops.fused_rotary_reshape_and_cache(
             positions,
@@ -86,3 +96,10 @@ class Attention:
             prefix_groups=attn_metadata.prefix_groups,
         )
         return self._output(out.flatten(1))
+
+
+def _normed(norm: RMSNorm, heads: torch.Tensor) -> torch.Tensor:
+    """heads [num_tokens, num_heads, head_dim] with every head normed; may overwrite them."""
+    rows = heads.reshape(-1, heads.shape[-1])
+    norm.apply_(rows)
+    return rows.view(heads.shape)

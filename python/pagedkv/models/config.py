@@ -23,7 +23,8 @@ class ModelConfig:
     max_position_embeddings is what the checkpoint states; longest_context how far its rotary
     scaling reaches, if that is further. layer_windows [num_layers]: how many tokens a token sees in
     each layer, itself included; 0: all before it. attention_bias: of the projections of queries,
-    keys and values; output_bias: of that behind attention.
+    keys and values; output_bias: of that behind attention. qk_norm: queries and keys are normed
+    head by head before they are rotated.
     """
 
     architecture: str
@@ -43,6 +44,7 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     layer_windows: tuple[int, ...]
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -37,6 +37,10 @@ class RMSNorm:
         ops.rms_norm(out, x, self._weight, self._epsilon)
         return out
 
+    def apply_(self, x: torch.Tensor) -> None:
+        """x <- norm(x)."""
+        ops.rms_norm(x, x, self._weight, self._epsilon)
+
     def add_(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         """residual <- residual + x; x <- norm(residual)."""
         ops.fused_add_rms_norm(x, residual, self._weight, self._epsilon)

@@ -1,5 +1,6 @@
-"""Llama 1 to 3.x, SmolLM and others of its shape (`LlamaForCausalLM`). Mistral and Qwen2, which
-differ in biases and sliding windows, are built from it too (sliding.py reads their configurations).
+"""Llama 1 to 3.x, SmolLM and others of its shape (`LlamaForCausalLM`). Mistral, Qwen2 and Qwen3,
+which differ in biases, norms and sliding windows, are built from it too (sliding.py reads their
+configurations).
 """
 
 from __future__ import annotations
@@ -40,21 +41,23 @@ def read_decoder(
     mlp_bias: bool = False,
     max_len: int = 2048,
     layer_windows: tuple[int, ...] | None = None,
+    head_dim: int | None = None,
+    qk_norm: bool = False,
 ) -> ModelConfig:
     """A config.json of Llama's shape, but for what its family has its own ways to say.
 
     Args:
         max_len: max_position_embeddings where the file has none. layer_windows: None: no layer has
-            one.
+            one. head_dim: where the file has none; None: hidden_size / num_attention_heads.
     """
     read = ConfigReader(values)
     hidden_size, num_heads = read.size("hidden_size"), read.size("num_attention_heads")
-    if values.get("head_dim") is None and hidden_size % num_heads:
+    if head_dim is None and values.get("head_dim") is None and hidden_size % num_heads:
         raise ValueError(
             f"config: hidden_size is {hidden_size}, not a multiple of num_attention_heads, "
             f"which is {num_heads}, and there is no head_dim"
         )
-    head_dim = read.size("head_dim", hidden_size // num_heads or 1)
+    head_dim = read.size("head_dim", head_dim or hidden_size // num_heads or 1)
     max_len = read.size("max_position_embeddings", max_len)
     num_layers = read.size("num_hidden_layers")
     rope = read_rope(values, head_dim=head_dim, max_len=max_len)
@@ -81,6 +84,7 @@ def read_decoder(
         output_bias=output_bias,
         mlp_bias=mlp_bias,
         layer_windows=(0,) * num_layers if layer_windows is None else layer_windows,
+        qk_norm=qk_norm,
     )
 
 

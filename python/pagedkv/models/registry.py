@@ -48,6 +48,7 @@ FAMILIES = (
     Family("LlamaForCausalLM", "llama", llama.read_config, llama.LlamaForCausalLM),
     Family("MistralForCausalLM", "mistral", sliding.read_mistral, llama.LlamaForCausalLM),
     Family("Qwen2ForCausalLM", "qwen2", sliding.read_qwen2, llama.LlamaForCausalLM),
+    Family("Qwen3ForCausalLM", "qwen3", sliding.read_qwen3, llama.LlamaForCausalLM),
 )
 
 

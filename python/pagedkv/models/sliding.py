@@ -26,20 +26,41 @@ def read_qwen2(values: Mapping[str, object]) -> ModelConfig:
     max_window_layers on have a window, or those that layer_types names. Raises ValueError for what
     is missing, wrong or not supported.
     """
-    read = ConfigReader(values)
-    num_layers = read.size("num_hidden_layers")
-    windows = [0] * num_layers
-    if read.flag("use_sliding_window", False):
-        window = read.size("sliding_window", 4096)
-        for index, kind in enumerate(_layer_types(values, num_layers)):
-            windows[index] = window if kind == "sliding_attention" else 0
     return read_decoder(
         values,
         "Qwen2ForCausalLM",
         attention_bias=True,
         max_len=32768,
-        layer_windows=tuple(windows),
+        layer_windows=_qwen_windows(values),
     )
+
+
+def read_qwen3(values: Mapping[str, object]) -> ModelConfig:
+    """Qwen3 (`Qwen3ForCausalLM`): windows as Qwen2, norms of queries and keys, heads of 128 where
+    the file does not say. Raises ValueError for what is missing, wrong or not supported.
+    """
+    attention_bias = ConfigReader(values).flag("attention_bias", False)
+    return read_decoder(
+        values,
+        "Qwen3ForCausalLM",
+        attention_bias=attention_bias,
+        output_bias=attention_bias,
+        max_len=32768,
+        layer_windows=_qwen_windows(values),
+        head_dim=128,
+        qk_norm=True,
+    )
+
+
+def _qwen_windows(values: Mapping[str, object]) -> tuple[int, ...]:
+    """The window of each layer, if the model uses any."""
+    read = ConfigReader(values)
+    num_layers = read.size("num_hidden_layers")
+    if not read.flag("use_sliding_window", False):
+        return (0,) * num_layers
+    window = read.size("sliding_window", 4096)
+    kinds = _layer_types(values, num_layers)
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def _layer_types(values: Mapping[str, object], num_layers: int) -> list[str]:

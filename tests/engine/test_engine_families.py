@@ -1,0 +1,94 @@
+"""Engines on a tiny model of each architecture: greedy answers are those of transformers through
+chunks, prefix hits and preemption.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import run
+
+from pagedkv.config import EngineConfig
+from pagedkv.engine import Engine
+from pagedkv.engine.loading import LoadedModel
+from pagedkv.kv_cache import CacheShape
+from pagedkv.models import load_model
+from pagedkv.sampling_params import SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
+from tiny_families import FAMILIES, tiny_family
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+BEGINNING = [(7 * i + i * i) % 97 for i in range(26)]
+PROMPTS = [
+    [5],
+    [3, 1, 4],
+    [*BEGINNING, 8, 9],
+    [*BEGINNING, 1, 2, 3],
+    [11 * i % 97 for i in range(13)],
+]
+PRESSURES: dict[str, dict[str, Any]] = {
+    "one batch": {},
+    "chunks of 6": {"max_num_seqs": 6, "max_num_batched_tokens": 6},
+    "tiny pool": {"num_gpu_blocks_override": 20, "preemption_mode": "recompute"},
+    "tiny pool, swap": {
+        "num_gpu_blocks_override": 20,
+        "preemption_mode": "swap",
+        "swap_space": 1e-3,
+        "enable_prefix_caching": False,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def loaded_and_reference(request: pytest.FixtureRequest) -> Iterator[tuple[LoadedModel, Any]]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    reference = tiny_family(request.param)
+    model = load_model(
+        reference.config.to_dict() | {"architectures": [type(reference).__name__]},
+        reference.state_dict().items(),
+        dtype=torch.float32,
+        device="cpu",
+    )
+    config = model.config
+    shape = CacheShape(config.num_layers, config.num_kv_heads, config.head_dim, torch.float32)
+    loaded = LoadedModel(
+        model=model,
+        tokenizer=None,
+        eos_token_ids=frozenset(),
+        cache_shape=shape,
+        vocab_size=config.vocab_size,
+        sampled_vocab_size=config.vocab_size,
+        max_model_len=128,
+        window=config.window,
+    )
+    yield loaded, reference
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize("name", PRESSURES)
+def test_greedy_answers_equal_those_of_transformers(
+    loaded_and_reference: tuple[LoadedModel, Any], name: str
+) -> None:
+    loaded, reference = loaded_and_reference
+    options = {"block_size": 4, "watermark": 0.0, "max_model_len": 128, **PRESSURES[name]}
+    engine = Engine(loaded, EngineConfig.from_options("tiny", dtype="float32", **options))
+    for round_number in range(2):  # the second round finds what the first has published
+        for number, prompt in enumerate(PROMPTS):
+            engine.add_request(str(number), prompt, GREEDY)
+        outputs, _ = run(engine)
+        for number, prompt in enumerate(PROMPTS):
+            found = outputs[str(number)].outputs[0].token_ids
+            with torch.inference_mode():
+                logits = reference(torch.tensor([prompt + found])).logits[0]
+            assert found == logits[len(prompt) - 1 : -1].argmax(-1).tolist(), prompt
+        preempted = sum(output.num_preemptions for output in outputs.values())
+        assert (preempted > 0) == name.startswith("tiny")
+        if name == "one batch" and round_number:
+            assert outputs["2"].num_cached_tokens == 24

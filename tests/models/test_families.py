@@ -1,0 +1,110 @@
+"""Every architecture against transformers: tiny random models that it saved, loaded here by their
+config.json and safetensors, run through paged blocks. Engines on them: tests/engine.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paged_run import PagedRun, cosine, greedy
+from tiny_families import FAMILIES, tiny_family
+from tiny_llama import reference_logits, saved
+
+from pagedkv.models import ModelConfig, load_model
+from pagedkv.weights import open_checkpoint
+
+
+def ids_of(length: int, seed: int = 1) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(97) for _ in range(length)]
+
+
+def paged(folder: Path, dtype: torch.dtype = torch.float32) -> PagedRun:
+    checkpoint = open_checkpoint(folder)
+    model = load_model(checkpoint.config, checkpoint.tensors(), dtype=dtype, device="cpu")
+    return PagedRun(model, num_seqs=3, max_len=120, dtype=dtype)
+
+
+def in_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """The model with parameters of this dtype; buffers, such as rotary frequencies, stay."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+@pytest.mark.parametrize("chunks", [[40], [1, 7, 4, 13, 15], [39, 1]], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_equal_those_of_transformers(name: str, chunks: list[int], tmp_path: Path) -> None:
+    reference, ids = tiny_family(name), ids_of(40)
+    expected = reference_logits(reference, ids)
+    logits = paged(saved(reference, tmp_path)).logits(1, ids, chunks)
+    assert cosine(logits, expected) > 0.9999
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_text_equals_that_of_transformers_for_64_tokens(name: str, tmp_path: Path) -> None:
+    reference = tiny_family(name)
+    prompts = [ids_of(length, length) for length in (1, 13, 30)]
+    run = paged(saved(reference, tmp_path))
+    for prompt, found in zip(prompts, greedy(run, prompts, 64), strict=True):
+        logits = reference_logits(reference, prompt + found)
+        assert found == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weights_stored_in_half_precision_are_those_of_transformers(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    reference, ids = in_dtype(tiny_family(name), dtype), ids_of(40)
+    run = paged(saved(reference, tmp_path))
+    logits = run.logits(0, ids, [33, 7])
+    expected = reference_logits(in_dtype(reference, torch.float32), ids)
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_precision_is_as_close_to_fp32_as_transformers_is(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    reference, ids = tiny_family(name), ids_of(40)
+    ours = paged(saved(reference, tmp_path), dtype).logits(0, ids, [33, 7]).float()
+    exact = reference_logits(reference, ids)
+    theirs = reference_logits(in_dtype(reference, dtype), ids).float()
+    assert ours.isfinite().all()
+    assert (ours - exact).norm() < 2 * (theirs - exact).norm()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_tensor_of_a_checkpoint_is_needed(name: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(saved(tiny_family(name), tmp_path))
+    tensors: dict[str, Any] = dict(checkpoint.tensors())
+    for missing in tensors:
+        rest = [(key, tensor) for key, tensor in tensors.items() if key != missing]
+        with pytest.raises(ValueError, match=rf"missing tensors \(1\): {missing}"):
+            load_model(checkpoint.config, rest, dtype=torch.float32, device="cpu")
+
+
+BARE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+
+
+def test_a_qwen3_that_does_not_say_has_heads_of_128_and_no_biases() -> None:
+    config = ModelConfig.from_dict({"architectures": ["Qwen3ForCausalLM"], **BARE})
+    assert config.head_dim == 128
+    assert config.qk_norm
+    assert not config.attention_bias
+    assert not config.output_bias
+    assert config.max_position_embeddings == 32768
+    assert config.layer_windows == (0, 0, 0)

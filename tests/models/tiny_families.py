@@ -1,0 +1,49 @@
+"""Tiny random models of each architecture, made and saved by transformers itself: FAMILIES names
+them with what an architecture lets vary. Used by test_families.py here and in tests/engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "use_cache": False,
+    "pad_token_id": None,
+}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+
+# Name: (architecture of transformers, what differs from SIZES).
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3, biases, tied": (
+        "Qwen3",
+        {"head_dim": 10, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "qwen3, windows": ("Qwen3", {"head_dim": 16, **WINDOWS}),
+}
+
+
+def tiny_family(name: str, seed: int = 0, **changes: Any) -> Any:
+    """A model whose every tensor matters: biases and norms are random too, and not small."""
+    architecture, options = FAMILIES[name]
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{architecture}Config")(**{**SIZES, **options, **changes})
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for tensor_name, parameter in model.named_parameters():
+            if tensor_name.endswith("bias"):
+                parameter.normal_(0, 1)
+            elif "norm" in tensor_name:
+                parameter.uniform_(0.5, 2)
+    return model
