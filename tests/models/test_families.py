@@ -108,3 +108,36 @@ def test_a_qwen3_that_does_not_say_has_heads_of_128_and_no_biases() -> None:
     assert not config.output_bias
     assert config.max_position_embeddings == 32768
     assert config.layer_windows == (0, 0, 0)
+
+
+def test_a_phi3s_first_files_name_longrope_otherwise() -> None:
+    scaling = {"short_factor": [1.0] * 5, "long_factor": [2.0] * 5}
+    config = {
+        "architectures": ["Phi3ForCausalLM"],
+        "original_max_position_embeddings": 128,
+        **BARE,
+    }
+    old = ModelConfig.from_dict({**config, "rope_scaling": {"type": "su", **scaling}})
+    new = ModelConfig.from_dict({**config, "rope_scaling": {"rope_type": "longrope", **scaling}})
+    assert old == new
+    assert old.rope.kind == "longrope"
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("qkv_proj", lambda t: t[:-1], r"qkv_proj.weight is \[79, 40\], expected \[80, 40\]"),
+        (
+            "gate_up_proj",
+            lambda t: t.T,
+            r"gate_up_proj.weight is \[40, 112\], expected \[112, 40\]",
+        ),
+    ],
+)
+def test_a_fused_tensor_of_another_shape_is_refused_by_its_name(
+    name: str, changed: Any, message: str, tmp_path: Path
+) -> None:
+    checkpoint = open_checkpoint(saved(tiny_family("phi3"), tmp_path))
+    tensors = [(key, changed(t) if name in key else t) for key, t in checkpoint.tensors()]
+    with pytest.raises(ValueError, match=message):
+        load_model(checkpoint.config, tensors, dtype=torch.float32, device="cpu")

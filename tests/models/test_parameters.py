@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pagedkv.models.parameters import Parameters, Piece, Split
+from pagedkv.models.parameters import Parameters, Piece, Split, fused
 
 
 def shares(piece: Piece, num_ranks: int) -> list[tuple[int, int]]:
@@ -38,7 +38,7 @@ def test_a_vocabulary_need_not_be_divisible() -> None:
     assert shares(Piece("e", (4, 4), Split.VOCABULARY), 3) == [(0, 2), (2, 4), (4, 4)]
 
 
-def fused(rank: int, num_ranks: int) -> tuple[Parameters, torch.Tensor]:
+def query_and_key(rank: int, num_ranks: int) -> tuple[Parameters, torch.Tensor]:
     """Q of two heads and K of one below each other, loaded in the wrong order."""
     parameters = Parameters(
         dtype=torch.float32, device=torch.device("cpu"), rank=rank, num_ranks=num_ranks
@@ -56,14 +56,14 @@ def fused(rank: int, num_ranks: int) -> tuple[Parameters, torch.Tensor]:
 
 
 def test_pieces_lie_below_each_other_whatever_their_order() -> None:
-    _, whole = fused(0, 1)
+    _, whole = query_and_key(0, 1)
     assert whole.dtype == torch.float32
     assert whole[:, 0].tolist() == [0, 3, 6, 9, 12, 15, 18, 21, 100, 103, 106, 109]
 
 
 def test_each_rank_holds_its_heads_and_the_shared_kv_head() -> None:
-    assert fused(0, 2)[1][:, 0].tolist() == [0, 3, 6, 9, 100, 103, 106, 109]
-    assert fused(1, 2)[1][:, 0].tolist() == [12, 15, 18, 21, 100, 103, 106, 109]
+    assert query_and_key(0, 2)[1][:, 0].tolist() == [0, 3, 6, 9, 100, 103, 106, 109]
+    assert query_and_key(1, 2)[1][:, 0].tolist() == [12, 15, 18, 21, 100, 103, 106, 109]
 
 
 def test_a_row_split_holds_columns() -> None:
@@ -100,3 +100,24 @@ def test_a_tensor_that_comes_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="w appears twice"):
         parameter.load("w", torch.ones(2))
     assert parameter.data.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_pieces_of_one_checkpoint_tensor_are_divided_each_by_itself(transposed: bool) -> None:
+    """Rows 0 to 7 are queries, 8 to 11 keys: rank 1 of 2 holds rows 4 to 7 and 10 to 11."""
+    pieces = fused(
+        (
+            Piece("q", (8, 3), Split.COLUMN, unit=2, transposed=transposed),
+            Piece("k", (4, 3), Split.KV_HEADS, unit=2, transposed=transposed),
+        ),
+        "qk",
+    )
+    parameters = Parameters(dtype=torch.float32, device=torch.device("cpu"), rank=1, num_ranks=2)
+    parameter = parameters.add(*pieces)
+    assert parameters.missing == ["qk"]
+    stored = torch.arange(36.0).view(12, 3)
+    parameter.load("qk", stored.T if transposed else stored)
+    assert parameters.missing == []
+    assert torch.equal(parameter.data, stored[[4, 5, 6, 7, 10, 11]])
+    with pytest.raises(ValueError, match="qk appears twice"):
+        parameter.load("qk", stored.T if transposed else stored)

@@ -141,7 +141,7 @@ LISTS = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
-        ({"rope_type": "su"}, "'su' is not supported; supported are default, linear, dynamic"),
+        ({"rope_type": "ntk"}, "'ntk' is not supported; supported are default, linear, dynamic"),
         ({"rope_type": ["yarn"]}, r"kind \['yarn'\] is not supported"),
         ("yarn", "rope_scaling is 'yarn', not an object"),
         ({"rope_type": "linear"}, "kind 'linear' lacks factor"),

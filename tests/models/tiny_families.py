@@ -31,6 +31,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 10, "attention_bias": True, "tie_word_embeddings": True},
     ),
     "qwen3, windows": ("Qwen3", {"head_dim": 16, **WINDOWS}),
+    "phi3": ("Phi3", {}),
+    "phi3, window": ("Phi3", {"sliding_window": 9}),
+    "phi3, part of each head rotated, tied": (
+        "Phi3",
+        {
+            "hidden_size": 64,
+            "rope_parameters": {"rope_theta": 1000.0, "partial_rotary_factor": 0.75},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3, long": (
+        "Phi3",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1000.0,
+                "short_factor": [1.0 + 0.1 * i for i in range(5)],
+                "long_factor": [2.0 + 0.5 * i for i in range(5)],
+            },
+            "original_max_position_embeddings": 128,
+        },
+    ),
 }
 
 

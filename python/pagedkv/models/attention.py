@@ -4,20 +4,45 @@ cache write, attention.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from pagedkv import ops
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.layers import RMSNorm, projection
 from pagedkv.models.metadata import AttentionMetadata
-from pagedkv.models.parameters import Parameters, Piece, Split
+from pagedkv.models.parameters import Parameters, Piece, Split, fused
+
+
+class AttentionWeights(NamedTuple):
+    """Names and shapes of an attention's projections in a checkpoint."""
+
+    qkv: tuple[Piece, ...]
+    output: Piece
+
+    @staticmethod
+    def of(name: str, config: ModelConfig) -> AttentionWeights:
+        """Those of Llama, whose layers most architectures share."""
+        hidden, dim = config.hidden_size, config.head_dim
+        query_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
+        qkv: tuple[Piece, ...] = (
+            Piece(f"{name}.q_proj", (query_size, hidden), Split.COLUMN, unit=dim),
+            Piece(f"{name}.k_proj", (kv_size, hidden), Split.KV_HEADS, unit=dim),
+            Piece(f"{name}.v_proj", (kv_size, hidden), Split.KV_HEADS, unit=dim),
+        )
+        if config.fused_weights:
+            qkv = fused(qkv, f"{name}.qkv_proj")
+        return AttentionWeights(
+            qkv, Piece(f"{name}.o_proj", (hidden, query_size), Split.ROW, unit=dim)
+        )
 
 
 class Attention:
     """Grouped-query attention; query head h reads KV head h // (num_heads / num_kv_heads).
 
     cos_sin_table: fp32 [max_model_len, rotary_dim], shared by all layers. window: how many tokens a
-    token sees, itself included; 0: all before it.
+    token sees, itself included; 0: all before it. norms: of queries and of keys, head by head.
     """
 
     __slots__ = ("_heads", "_norms", "_output", "_qkv", "_scale", "_shape", "_table", "_window")
@@ -25,38 +50,20 @@ class Attention:
     def __init__(
         self,
         parameters: Parameters,
-        name: str,
+        weights: AttentionWeights,
         config: ModelConfig,
         cos_sin_table: torch.Tensor,
         window: int,
+        norms: tuple[RMSNorm, RMSNorm] | None = None,
     ) -> None:
-        hidden, dim = config.hidden_size, config.head_dim
-        query_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
         self._table = cos_sin_table
         self._window = window
-        self._scale = dim**-0.5
+        self._scale = config.head_dim**-0.5
         self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-        self._shape = (-1, config.num_heads + 2 * config.num_kv_heads, dim)
-        self._qkv = projection(
-            parameters,
-            (
-                Piece(f"{name}.q_proj", (query_size, hidden), Split.COLUMN, unit=dim),
-                Piece(f"{name}.k_proj", (kv_size, hidden), Split.KV_HEADS, unit=dim),
-                Piece(f"{name}.v_proj", (kv_size, hidden), Split.KV_HEADS, unit=dim),
-            ),
-            has_bias=config.attention_bias,
-        )
-        self._norms: tuple[RMSNorm, RMSNorm] | None = None
-        if config.qk_norm:
-            self._norms = (
-                RMSNorm(parameters, f"{name}.q_norm", dim, config.rms_norm_eps),
-                RMSNorm(parameters, f"{name}.k_norm", dim, config.rms_norm_eps),
-            )
-        self._output = projection(
-            parameters,
-            (Piece(f"{name}.o_proj", (hidden, query_size), Split.ROW, unit=dim),),
-            has_bias=config.output_bias,
-        )
+        self._shape = (-1, sum(self._heads), config.head_dim)
+        self._norms = norms
+        self._qkv = projection(parameters, weights.qkv, has_bias=config.attention_bias)
+        self._output = projection(parameters, (weights.output,), has_bias=config.output_bias)
 
     def __call__(
         self,

@@ -24,7 +24,8 @@ class ModelConfig:
     scaling reaches, if that is further. layer_windows [num_layers]: how many tokens a token sees in
     each layer, itself included; 0: all before it. attention_bias: of the projections of queries,
     keys and values; output_bias: of that behind attention. qk_norm: queries and keys are normed
-    head by head before they are rotated.
+    head by head before they are rotated. fused_weights: the checkpoint holds the projections of
+    queries, keys and values as one tensor, and gate and up as another.
     """
 
     architecture: str
@@ -45,6 +46,7 @@ class ModelConfig:
     mlp_bias: bool
     layer_windows: tuple[int, ...]
     qk_norm: bool = False
+    fused_weights: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -8,6 +8,7 @@ calls, and each costs as little Python as it can.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
@@ -15,7 +16,7 @@ from torch.nn import functional
 from pagedkv import ops
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.linear import Linear
-from pagedkv.models.parameters import Parameter, Parameters, Piece, Split
+from pagedkv.models.parameters import Parameter, Parameters, Piece, Split, fused
 
 
 class RMSNorm:
@@ -70,16 +71,19 @@ def projection(parameters: Parameters, pieces: tuple[Piece, ...], *, has_bias: b
     ranks, is whole.
     """
 
+    def weight_of(piece: Piece) -> Piece:
+        return replace(piece, name=f"{piece.name}.weight")
+
     def bias_of(piece: Piece) -> Piece:
         split = Split.WHOLE if piece.split is Split.ROW else piece.split
-        return Piece(f"{piece.name}.bias", piece.shape[:1], split, piece.unit)
+        return replace(
+            piece, name=f"{piece.name}.bias", shape=piece.shape[:1], split=split, transposed=False
+        )
 
-    weight = parameters.add(
-        *(Piece(f"{one.name}.weight", one.shape, one.split, one.unit) for one in pieces)
-    )
+    weight = parameters.add(*map(weight_of, pieces))
     bias: Parameter | None = None
     if has_bias:
-        bias = parameters.add(*(bias_of(one) for one in pieces))
+        bias = parameters.add(*map(bias_of, pieces))
     return Linear(parameters, weight, bias)
 
 
@@ -112,14 +116,13 @@ class GatedMLP:
         hidden, inner = config.hidden_size, config.intermediate_size
         self._size = inner
         self._gate = _GATES[config.hidden_act]
-        self._gate_up = projection(
-            parameters,
-            (
-                Piece(f"{name}.gate_proj", (inner, hidden), Split.COLUMN),
-                Piece(f"{name}.up_proj", (inner, hidden), Split.COLUMN),
-            ),
-            has_bias=config.mlp_bias,
+        gate_up: tuple[Piece, ...] = (
+            Piece(f"{name}.gate_proj", (inner, hidden), Split.COLUMN),
+            Piece(f"{name}.up_proj", (inner, hidden), Split.COLUMN),
         )
+        if config.fused_weights:
+            gate_up = fused(gate_up, f"{name}.gate_up_proj")
+        self._gate_up = projection(parameters, gate_up, has_bias=config.mlp_bias)
         self._down = projection(
             parameters,
             (Piece(f"{name}.down_proj", (hidden, inner), Split.ROW),),

@@ -1,6 +1,6 @@
-"""Llama 1 to 3.x, SmolLM and others of its shape (`LlamaForCausalLM`). Mistral, Qwen2 and Qwen3,
-which differ in biases, norms and sliding windows, are built from it too (sliding.py reads their
-configurations).
+"""Llama 1 to 3.x, SmolLM and others of its shape (`LlamaForCausalLM`). Mistral, Qwen2, Qwen3 and
+Phi-3, which differ in biases, norms, sliding windows and names, are built from it too (sliding.py
+reads their configurations).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from pagedkv.models.attention import Attention
+from pagedkv.models.attention import Attention, AttentionWeights
 from pagedkv.models.config import ConfigReader, ModelConfig
 from pagedkv.models.layers import Embedding, GatedMLP, RMSNorm
 from pagedkv.models.linear import Linear
@@ -43,12 +43,15 @@ def read_decoder(
     layer_windows: tuple[int, ...] | None = None,
     head_dim: int | None = None,
     qk_norm: bool = False,
+    fused_weights: bool = False,
+    partial_rotary: bool = False,
 ) -> ModelConfig:
     """A config.json of Llama's shape, but for what its family has its own ways to say.
 
     Args:
         max_len: max_position_embeddings where the file has none. layer_windows: None: no layer has
             one. head_dim: where the file has none; None: hidden_size / num_attention_heads.
+            partial_rotary: only the beginning of each head may be rotated.
     """
     read = ConfigReader(values)
     hidden_size, num_heads = read.size("hidden_size"), read.size("num_attention_heads")
@@ -61,7 +64,7 @@ def read_decoder(
     max_len = read.size("max_position_embeddings", max_len)
     num_layers = read.size("num_hidden_layers")
     rope = read_rope(values, head_dim=head_dim, max_len=max_len)
-    if rope.rotary_dim != head_dim:
+    if rope.rotary_dim != head_dim and not partial_rotary:
         raise ValueError(
             f"config: rotary embedding of {rope.rotary_dim} of {head_dim} elements of a head "
             f"is not supported for {architecture}"
@@ -85,6 +88,7 @@ def read_decoder(
         mlp_bias=mlp_bias,
         layer_windows=(0,) * num_layers if layer_windows is None else layer_windows,
         qk_norm=qk_norm,
+        fused_weights=fused_weights,
     )
 
 
@@ -99,7 +103,14 @@ class LlamaLayer:
         name, window = f"model.layers.{index}", config.layer_windows[index]
         size, epsilon = config.hidden_size, config.rms_norm_eps
         self.attention_norm = RMSNorm(parameters, f"{name}.input_layernorm", size, epsilon)
-        self._attention = Attention(parameters, f"{name}.self_attn", config, table, window)
+        norms = None
+        if config.qk_norm:
+            norms = (
+                RMSNorm(parameters, f"{name}.self_attn.q_norm", config.head_dim, epsilon),
+                RMSNorm(parameters, f"{name}.self_attn.k_norm", config.head_dim, epsilon),
+            )
+        weights = AttentionWeights.of(f"{name}.self_attn", config)
+        self._attention = Attention(parameters, weights, config, table, window, norms)
         self.mlp_norm = RMSNorm(parameters, f"{name}.post_attention_layernorm", size, epsilon)
         self._mlp = GatedMLP(parameters, f"{name}.mlp", config)
 

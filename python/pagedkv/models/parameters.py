@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,13 +28,25 @@ class Split(enum.Enum):
 class Piece:
     """One checkpoint tensor as (a part of) a parameter.
 
-    unit: how many rows (for ROW: columns) must stay together; a head's size, for example.
+    unit: how many rows (for ROW: columns) must stay together; a head's size, for example. Several
+    pieces of one name are parts of one checkpoint tensor of stored_rows rows, each from its
+    first_row on. transposed: the checkpoint holds rows as columns.
     """
 
     name: str
     shape: tuple[int, ...]
     split: Split = Split.WHOLE
     unit: int = 1
+    first_row: int = 0
+    stored_rows: int | None = None
+    transposed: bool = False
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of the checkpoint tensor."""
+        rows = self.shape[0] if self.stored_rows is None else self.stored_rows
+        shape = (rows, *self.shape[1:])
+        return shape[::-1] if self.transposed else shape
 
     def share(self, rank: int, num_ranks: int) -> tuple[int, int, int]:
         """(dimension, start, stop) of the part that a rank holds.
@@ -65,6 +77,15 @@ class Piece:
             )
         part = units // num_ranks * self.unit
         return dim, rank * part, (rank + 1) * part
+
+
+def fused(pieces: tuple[Piece, ...], name: str) -> tuple[Piece, ...]:
+    """The pieces as parts of one checkpoint tensor of this name, one below the other."""
+    rows = [piece.shape[0] for piece in pieces]
+    return tuple(
+        replace(piece, name=name, first_row=sum(rows[:index]), stored_rows=sum(rows))
+        for index, piece in enumerate(pieces)
+    )
 
 
 class Parameter:
@@ -106,13 +127,15 @@ class Parameter:
         """Copy the rank's share of a checkpoint tensor into its rows.
 
         Raises:
-            ValueError: the tensor has another shape than the piece, is not of floats, or has
+            ValueError: the tensor has another shape than the pieces say, is not of floats, or has
                 been loaded already.
         """
-        index = next(i for i, piece in enumerate(self.pieces) if piece.name == name)
-        piece = self.pieces[index]
-        if tuple(tensor.shape) != piece.shape:
-            raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(piece.shape)}")
+        found = [index for index, piece in enumerate(self.pieces) if piece.name == name]
+        stored = self.pieces[found[0]]
+        if tuple(tensor.shape) != stored.stored_shape:
+            raise ValueError(
+                f"{name} is {list(tensor.shape)}, expected {list(stored.stored_shape)}"
+            )
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise ValueError(f"{name} is of {tensor.dtype}, expected 16 to 64-bit floats")
         if name not in self._missing:
@@ -120,9 +143,15 @@ class Parameter:
         rows = [self._shape(i)[0] for i in range(len(self.pieces))]
         if self._data is None:
             self._data = self._empty()
-        dim, start, stop = self._shares[index]
-        begin = sum(rows[:index])
-        self._data[begin : begin + rows[index]].copy_(tensor.narrow(dim, start, stop - start))
+        tensor = tensor.T if stored.transposed else tensor
+        for index in found:
+            piece = self.pieces[index]
+            dim, start, stop = self._shares[index]
+            part = tensor.narrow(0, piece.first_row, piece.shape[0]).narrow(
+                dim, start, stop - start
+            )
+            begin = sum(rows[:index])
+            self._data[begin : begin + rows[index]].copy_(part)
         self._missing.remove(name)
 
     def fill(self, random: torch.Generator) -> None:

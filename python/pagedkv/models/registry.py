@@ -49,6 +49,7 @@ FAMILIES = (
     Family("MistralForCausalLM", "mistral", sliding.read_mistral, llama.LlamaForCausalLM),
     Family("Qwen2ForCausalLM", "qwen2", sliding.read_qwen2, llama.LlamaForCausalLM),
     Family("Qwen3ForCausalLM", "qwen3", sliding.read_qwen3, llama.LlamaForCausalLM),
+    Family("Phi3ForCausalLM", "phi3", sliding.read_phi3, llama.LlamaForCausalLM),
 )
 
 

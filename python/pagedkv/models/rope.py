@@ -23,6 +23,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "proportional": (),
 }
+_OTHER_NAMES = {"su": "longrope"}  # as Phi-3's first files have it
 _BESIDE = ("original_max_position_embeddings", "rope_theta", "partial_rotary_factor")
 _KINDS_OF_LENGTH = ("yarn", "longrope", "llama3")
 
@@ -76,6 +77,7 @@ def read_rope(
     if not isinstance(given, Mapping):
         raise ValueError(f"config: rope_scaling is {given!r}, not an object")
     kind = given.get("rope_type") or given.get("type") or "default"
+    kind = _OTHER_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in _NEEDED:
         raise ValueError(
             f"config: rope_scaling of the kind {kind!r} is not supported; "

@@ -52,6 +52,23 @@ def read_qwen3(values: Mapping[str, object]) -> ModelConfig:
     )
 
 
+def read_phi3(values: Mapping[str, object]) -> ModelConfig:
+    """Phi-3, 3.5 and 4 (`Phi3ForCausalLM`): fused projections, part of each head rotated where the
+    file says so, and sliding_window in every layer or null. Raises ValueError for what is missing,
+    wrong or not supported.
+    """
+    read = ConfigReader(values)
+    window = 0 if values.get("sliding_window") is None else read.size("sliding_window")
+    return read_decoder(
+        values,
+        "Phi3ForCausalLM",
+        max_len=4096,
+        layer_windows=(window,) * read.size("num_hidden_layers"),
+        fused_weights=True,
+        partial_rotary=True,
+    )
+
+
 def _qwen_windows(values: Mapping[str, object]) -> tuple[int, ...]:
     """The window of each layer, if the model uses any."""
     read = ConfigReader(values)
