@@ -24,7 +24,7 @@ def test_absent_and_null_values_have_llamas_defaults() -> None:
     config = ModelConfig.from_dict({**GOOD, **nulls})
     assert config == ModelConfig.from_dict(GOOD)
     assert (config.num_kv_heads, config.head_dim) == (4, 10)
-    assert (config.max_position_embeddings, config.rms_norm_eps) == (2048, 1e-6)
+    assert (config.max_position_embeddings, config.norm_eps) == (2048, 1e-6)
     assert (config.hidden_act, config.tie_word_embeddings) == ("silu", False)
     assert (config.attention_bias, config.mlp_bias) == (False, False)
 

@@ -141,3 +141,48 @@ def test_a_fused_tensor_of_another_shape_is_refused_by_its_name(
     tensors = [(key, changed(t) if name in key else t) for key, t in checkpoint.tensors()]
     with pytest.raises(ValueError, match=message):
         load_model(checkpoint.config, tensors, dtype=torch.float32, device="cpu")
+
+
+def test_a_gpt2_whose_names_lack_their_beginning_is_the_same_model(tmp_path: Path) -> None:
+    """As its first release has them, with the causal masks that it carries."""
+    checkpoint = open_checkpoint(saved(tiny_family("gpt2"), tmp_path))
+    tensors = dict(checkpoint.tensors())
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 128, 128)
+    bare["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    logits = []
+    for stored in (tensors, bare):
+        model = load_model(checkpoint.config, stored.items(), dtype=torch.float32, device="cpu")
+        logits.append(PagedRun(model, num_seqs=1, max_len=40).logits(0, ids_of(40), [40]))
+    assert torch.equal(*logits)
+    both = [*tensors.items(), ("ln_f.bias", bare["ln_f.bias"])]
+    with pytest.raises(ValueError, match=r"transformer\.ln_f\.bias appears twice"):
+        load_model(checkpoint.config, both, dtype=torch.float32, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scale_attn_weights": False}, "scale_attn_weights is False, but only scaled attention"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True, which is not supp"),
+        ({"add_cross_attention": True}, "add_cross_attention is True, which is not supported"),
+        ({"n_head": 7}, "n_embd is 768, not a multiple of n_head, which is 7"),
+        ({"activation_function": "relu"}, "activation_function is 'relu'; supported are gelu_new"),
+        ({"vocab_size": None}, "vocab_size is missing"),
+    ],
+)
+def test_a_gpt2_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_dict({"architectures": ["GPT2LMHeadModel"], "vocab_size": 97, **changes})
+
+
+def test_a_gpt2_takes_no_more_positions_than_it_has_learned(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(saved(tiny_family("gpt2"), tmp_path))
+    with pytest.raises(ValueError, match="max_model_len is 129, but the model allows 1 to 128"):
+        load_model(
+            checkpoint.config,
+            checkpoint.tensors(),
+            dtype=torch.float32,
+            device="cpu",
+            max_model_len=129,
+        )

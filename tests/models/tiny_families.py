@@ -10,20 +10,26 @@ import torch
 import transformers
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 97,
     "hidden_size": 40,
     "intermediate_size": 56,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-    "use_cache": False,
     "pad_token_id": None,
 }
 WINDOWS = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
 
 # Name: (architecture of transformers, what differs from SIZES).
+MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
+GPT2 = {
+    "n_embd": 40,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen3, biases, tied": (
@@ -53,6 +59,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "original_max_position_embeddings": 128,
         },
     ),
+    "gpt2": ("GPT2", GPT2),
+    "gpt2, another width, gelu, not tied": (
+        "GPT2",
+        {**GPT2, "n_inner": 56, "activation_function": "gelu", "tie_word_embeddings": False},
+    ),
 }
 
 
@@ -60,12 +71,16 @@ def tiny_family(name: str, seed: int = 0, **changes: Any) -> Any:
     """A model whose every tensor matters: biases and norms are random too, and not small."""
     architecture, options = FAMILIES[name]
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{architecture}Config")(**{**SIZES, **options, **changes})
-    model = getattr(transformers, f"{architecture}ForCausalLM")(config).eval()
+    sizes = {} if architecture == "GPT2" else SIZES  # it has names of its own
+    shared = {"vocab_size": 97, "initializer_range": 0.2, "use_cache": False}
+    config_class = getattr(transformers, f"{architecture}Config")
+    model_class = MODEL_CLASSES.get(architecture, f"{architecture}ForCausalLM")
+    config = config_class(**{**shared, **sizes, **options, **changes})
+    model = getattr(transformers, model_class)(config).eval()
     with torch.no_grad():
         for tensor_name, parameter in model.named_parameters():
             if tensor_name.endswith("bias"):
                 parameter.normal_(0, 1)
-            elif "norm" in tensor_name:
+            elif "norm" in tensor_name or ".ln_" in tensor_name:
                 parameter.uniform_(0.5, 2)
     return model

@@ -53,9 +53,9 @@ def test_a_file_gives_back_the_model_that_was_written(
     ours, theirs = (
         ModelConfig.from_dict(config) for config in (checkpoint.config, model.config.to_dict())
     )
-    assert math.isclose(ours.rms_norm_eps, theirs.rms_norm_eps, rel_tol=1e-6)
+    assert math.isclose(ours.norm_eps, theirs.norm_eps, rel_tol=1e-6)
     for name in ModelConfig.__slots__:
-        if name != "rms_norm_eps":
+        if name != "norm_eps":
             assert getattr(ours, name) == getattr(theirs, name), name
 
 

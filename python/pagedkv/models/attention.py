@@ -41,8 +41,9 @@ class AttentionWeights(NamedTuple):
 class Attention:
     """Grouped-query attention; query head h reads KV head h // (num_heads / num_kv_heads).
 
-    cos_sin_table: fp32 [max_model_len, rotary_dim], shared by all layers. window: how many tokens a
-    token sees, itself included; 0: all before it. norms: of queries and of keys, head by head.
+    cos_sin_table: fp32 [max_model_len, rotary_dim], shared by all layers; None: no rotation.
+    window: how many tokens a token sees, itself included; 0: all before it. norms: of queries and
+    of keys, head by head.
     """
 
     __slots__ = ("_heads", "_norms", "_output", "_qkv", "_scale", "_shape", "_table", "_window")
@@ -52,7 +53,7 @@ class Attention:
         parameters: Parameters,
         weights: AttentionWeights,
         config: ModelConfig,
-        cos_sin_table: torch.Tensor,
+        cos_sin_table: torch.Tensor | None,
         window: int,
         norms: tuple[RMSNorm, RMSNorm] | None = None,
     ) -> None:
@@ -77,16 +78,13 @@ class Attention:
         if self._norms is not None:
             query, key = _normed(self._norms[0], query), _normed(self._norms[1], key)
         key_cache, value_cache = kv_cache
-        ops.fused_rotary_reshape_and_cache(
-            positions,
-            query,
-            key,
-            value,
-            self._table,
-            key_cache,
-            value_cache,
-            attn_metadata.slot_mapping,
-        )
+        slots = attn_metadata.slot_mapping
+        if self._table is None:
+            ops.reshape_and_cache(key, value, key_cache, value_cache, slots)
+        else:
+            ops.fused_rotary_reshape_and_cache(
+                positions, query, key, value, self._table, key_cache, value_cache, slots
+            )
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         ops.paged_attention(
             out,

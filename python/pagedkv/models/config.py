@@ -21,11 +21,12 @@ class ModelConfig:
     """Sizes and choices of one model. Sizes count elements, heads, layers or tokens.
 
     max_position_embeddings is what the checkpoint states; longest_context how far its rotary
-    scaling reaches, if that is further. layer_windows [num_layers]: how many tokens a token sees in
-    each layer, itself included; 0: all before it. attention_bias: of the projections of queries,
-    keys and values; output_bias: of that behind attention. qk_norm: queries and keys are normed
-    head by head before they are rotated. fused_weights: the checkpoint holds the projections of
-    queries, keys and values as one tensor, and gate and up as another.
+    scaling reaches, if that is further. norm_eps: of whatever norm the model has. rope: None where
+    positions are learned. layer_windows [num_layers]: how many tokens a token sees in each layer,
+    itself included; 0: all before it. attention_bias: of the projections of queries, keys and
+    values; output_bias: of that behind attention. qk_norm: queries and keys are normed head by
+    head before they are rotated. fused_weights: the checkpoint holds the projections of queries,
+    keys and values as one tensor, and gate and up as another.
     """
 
     architecture: str
@@ -37,9 +38,9 @@ class ModelConfig:
     head_dim: int
     vocab_size: int
     max_position_embeddings: int
-    rms_norm_eps: float
+    norm_eps: float
     hidden_act: str
-    rope: RopeConfig
+    rope: RopeConfig | None
     tie_word_embeddings: bool
     attention_bias: bool
     output_bias: bool
@@ -69,7 +70,8 @@ class ModelConfig:
     @property
     def longest_context(self) -> int:
         """The largest max_model_len that load_model accepts."""
-        return max(self.max_position_embeddings, self.rope.scaled_context)
+        scaled = 0 if self.rope is None else self.rope.scaled_context
+        return max(self.max_position_embeddings, scaled)
 
     @staticmethod
     def from_dict(config: Mapping[str, object]) -> ModelConfig:
@@ -119,12 +121,13 @@ class ConfigReader:
             raise ValueError(f"config: {key} is {value!r}, neither true nor false")
         return value
 
-    def activation(self, key: str) -> str:
+    def activation(self, key: str, allowed: tuple[str, ...] = ACTIVATIONS) -> str:
+        """One of those allowed; the first where the file has none."""
         value = self.values.get(key)
         if value is None:
-            return ACTIVATIONS[0]
-        if value not in ACTIVATIONS:
-            raise ValueError(f"config: {key} is {value!r}; supported are {', '.join(ACTIVATIONS)}")
+            return allowed[0]
+        if value not in allowed:
+            raise ValueError(f"config: {key} is {value!r}; supported are {', '.join(allowed)}")
         return str(value)
 
     def refuse(self, key: str, allowed: tuple[object, ...], why: str) -> None:

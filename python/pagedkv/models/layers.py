@@ -1,5 +1,5 @@
-"""Layers that models are put together from: norm, embedding, gated feed-forward, and the parameters
-of their projections. Attention has a file of its own.
+"""Layers that models are put together from: norms, embedding, feed-forward with a gate or without,
+and the parameters of their projections. Attention has a file of its own.
 
 Layers are plain objects, not torch modules: a step of a small model on a CPU is a few hundred
 calls, and each costs as little Python as it can.
@@ -47,13 +47,39 @@ class RMSNorm:
         ops.fused_add_rms_norm(x, residual, self._weight, self._epsilon)
 
 
+class LayerNorm:
+    """(x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, over the last dimension."""
+
+    __slots__ = ("_bias", "_epsilon", "_weight")
+
+    def __init__(self, parameters: Parameters, name: str, size: int, epsilon: float) -> None:
+        weight = parameters.add(Piece(f"{name}.weight", (size,)))
+        bias = parameters.add(Piece(f"{name}.bias", (size,)))
+        self._epsilon = epsilon
+
+        def prepare() -> None:
+            self._weight, self._bias = weight.take(), bias.take()
+
+        parameters.when_loaded(prepare)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, x.shape[-1:], self._weight, self._bias, self._epsilon)
+
+
 class Embedding:
-    """Rows of a table [vocab_size, hidden_size] by token id."""
+    """Rows of a table [vocab_size, hidden_size] by token id, or by position."""
 
     __slots__ = ("_table", "weight")
 
-    def __init__(self, parameters: Parameters, name: str, vocab_size: int, size: int) -> None:
-        self.weight = parameters.add(Piece(f"{name}.weight", (vocab_size, size), Split.VOCABULARY))
+    def __init__(
+        self,
+        parameters: Parameters,
+        name: str,
+        vocab_size: int,
+        size: int,
+        split: Split = Split.VOCABULARY,
+    ) -> None:
+        self.weight = parameters.add(Piece(f"{name}.weight", (vocab_size, size), split))
 
         def prepare() -> None:
             self._table = self.weight.data
@@ -134,3 +160,22 @@ class GatedMLP:
         inner = x.new_empty(x.shape[0], self._size)
         self._gate(inner, self._gate_up(x))
         return self._down(inner)
+
+
+# By ModelConfig.hidden_act: how torch's gelu approximates.
+_GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+
+
+class MLP:
+    """out(act(inner(x))), each with a bias."""
+
+    __slots__ = ("_approximate", "_inner", "_out")
+
+    def __init__(self, parameters: Parameters, inner: Piece, out: Piece, hidden_act: str) -> None:
+        self._approximate = _GELUS[hidden_act]
+        self._inner = projection(parameters, (inner,), has_bias=True)
+        self._out = projection(parameters, (out,), has_bias=True)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape."""
+        return self._out(functional.gelu(self._inner(x), approximate=self._approximate))

@@ -79,7 +79,7 @@ def read_decoder(
         head_dim=head_dim,
         vocab_size=read.size("vocab_size"),
         max_position_embeddings=max_len,
-        rms_norm_eps=read.positive("rms_norm_eps", 1e-6),
+        norm_eps=read.positive("rms_norm_eps", 1e-6),
         hidden_act=read.activation("hidden_act"),
         rope=rope,
         tie_word_embeddings=read.flag("tie_word_embeddings", False),
@@ -101,7 +101,7 @@ class LlamaLayer:
         self, parameters: Parameters, index: int, config: ModelConfig, table: torch.Tensor
     ) -> None:
         name, window = f"model.layers.{index}", config.layer_windows[index]
-        size, epsilon = config.hidden_size, config.rms_norm_eps
+        size, epsilon = config.hidden_size, config.norm_eps
         self.attention_norm = RMSNorm(parameters, f"{name}.input_layernorm", size, epsilon)
         norms = None
         if config.qk_norm:
@@ -133,9 +133,11 @@ class LlamaForCausalLM:
 
     # Buffers that old checkpoints carry; they are computed here.
     derived = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+    base_prefix = ""
 
     def __init__(self, config: ModelConfig, parameters: Parameters, max_model_len: int) -> None:
         self.config = config
+        assert config.rope is not None
         table = cos_sin_table(config.rope, max_model_len, parameters.device)
         self._embed = Embedding(
             parameters, "model.embed_tokens", config.vocab_size, config.hidden_size
@@ -143,7 +145,7 @@ class LlamaForCausalLM:
         self._layers = [
             LlamaLayer(parameters, index, config, table) for index in range(config.num_layers)
         ]
-        self._norm = RMSNorm(parameters, "model.norm", config.hidden_size, config.rms_norm_eps)
+        self._norm = RMSNorm(parameters, "model.norm", config.hidden_size, config.norm_eps)
         if config.tie_word_embeddings:
             self.tied = {"lm_head.weight": self._embed.weight}
             head = self._embed.weight

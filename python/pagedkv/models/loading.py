@@ -104,7 +104,9 @@ def _load(
 ) -> None:
     unexpected, wrong = [], []
     tied: list[tuple[str, torch.Tensor, Parameter]] = []
-    for name, tensor in tensors:
+    for stored_name, tensor in tensors:
+        full_name = model.base_prefix + stored_name
+        name = stored_name if parameters.find(full_name) is None else full_name
         parameter = parameters.find(name)
         if parameter is not None:
             try:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from pagedkv.models import llama, sliding
+from pagedkv.models import gpt2, llama, sliding
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.metadata import AttentionMetadata
 from pagedkv.models.parameters import Parameter, Parameters
@@ -17,10 +17,12 @@ from pagedkv.models.parameters import Parameter, Parameters
 
 class CausalLM(Protocol):
     """What every model offers. derived: checkpoint tensors to skip, as the model computes them;
-    tied: checkpoint tensors that stand for a parameter loaded under another name."""
+    tied: checkpoint tensors that stand for a parameter loaded under another name; base_prefix: what
+    names of some checkpoints lack."""
 
     config: ModelConfig
     derived: re.Pattern[str]
+    base_prefix: str
     tied: dict[str, Parameter]
 
     def forward(
@@ -50,6 +52,7 @@ FAMILIES = (
     Family("Qwen2ForCausalLM", "qwen2", sliding.read_qwen2, llama.LlamaForCausalLM),
     Family("Qwen3ForCausalLM", "qwen3", sliding.read_qwen3, llama.LlamaForCausalLM),
     Family("Phi3ForCausalLM", "phi3", sliding.read_phi3, llama.LlamaForCausalLM),
+    Family("GPT2LMHeadModel", "gpt2", gpt2.read_config, gpt2.GPT2LMHeadModel),
 )
 
 
