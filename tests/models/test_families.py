@@ -14,7 +14,7 @@ from paged_run import PagedRun, cosine, greedy
 from tiny_families import FAMILIES, tiny_family
 from tiny_llama import reference_logits, saved
 
-from pagedkv.models import ModelConfig, load_model
+from pagedkv.models import load_model
 from pagedkv.weights import open_checkpoint
 
 
@@ -91,38 +91,6 @@ def test_every_tensor_of_a_checkpoint_is_needed(name: str, tmp_path: Path) -> No
             load_model(checkpoint.config, rest, dtype=torch.float32, device="cpu")
 
 
-BARE: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 40,
-    "intermediate_size": 56,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-}
-
-
-def test_a_qwen3_that_does_not_say_has_heads_of_128_and_no_biases() -> None:
-    config = ModelConfig.from_dict({"architectures": ["Qwen3ForCausalLM"], **BARE})
-    assert config.head_dim == 128
-    assert config.qk_norm
-    assert not config.attention_bias
-    assert not config.output_bias
-    assert config.max_position_embeddings == 32768
-    assert config.layer_windows == (0, 0, 0)
-
-
-def test_a_phi3s_first_files_name_longrope_otherwise() -> None:
-    scaling = {"short_factor": [1.0] * 5, "long_factor": [2.0] * 5}
-    config = {
-        "architectures": ["Phi3ForCausalLM"],
-        "original_max_position_embeddings": 128,
-        **BARE,
-    }
-    old = ModelConfig.from_dict({**config, "rope_scaling": {"type": "su", **scaling}})
-    new = ModelConfig.from_dict({**config, "rope_scaling": {"rope_type": "longrope", **scaling}})
-    assert old == new
-    assert old.rope.kind == "longrope"
-
-
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [
@@ -158,22 +126,6 @@ def test_a_gpt2_whose_names_lack_their_beginning_is_the_same_model(tmp_path: Pat
     both = [*tensors.items(), ("ln_f.bias", bare["ln_f.bias"])]
     with pytest.raises(ValueError, match=r"transformer\.ln_f\.bias appears twice"):
         load_model(checkpoint.config, both, dtype=torch.float32, device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"scale_attn_weights": False}, "scale_attn_weights is False, but only scaled attention"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True, which is not supp"),
-        ({"add_cross_attention": True}, "add_cross_attention is True, which is not supported"),
-        ({"n_head": 7}, "n_embd is 768, not a multiple of n_head, which is 7"),
-        ({"activation_function": "relu"}, "activation_function is 'relu'; supported are gelu_new"),
-        ({"vocab_size": None}, "vocab_size is missing"),
-    ],
-)
-def test_a_gpt2_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ModelConfig.from_dict({"architectures": ["GPT2LMHeadModel"], "vocab_size": 97, **changes})
 
 
 def test_a_gpt2_takes_no_more_positions_than_it_has_learned(tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ SIZES: dict[str, Any] = {
 WINDOWS = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
 
 # Name: (architecture of transformers, what differs from SIZES).
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}  # caps that matter
+SIX = {"num_hidden_layers": 6}  # the sixth layer has no window
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
+CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
 GPT2 = {
     "n_embd": 40,
     "n_layer": 3,
@@ -64,6 +67,35 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GPT2",
         {**GPT2, "n_inner": 56, "activation_function": "gelu", "tie_word_embeddings": False},
     ),
+    "gemma2": (
+        "Gemma2",
+        {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 9, **CAPS},
+    ),
+    "gemma2, no caps, biases, not tied": (
+        "Gemma2",
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3": ("Gemma3", {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 9, **SIX}),
+    "gemma3, scaled": (
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
 }
 
 
@@ -73,7 +105,7 @@ def tiny_family(name: str, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     sizes = {} if architecture == "GPT2" else SIZES  # it has names of its own
     shared = {"vocab_size": 97, "initializer_range": 0.2, "use_cache": False}
-    config_class = getattr(transformers, f"{architecture}Config")
+    config_class = getattr(transformers, CONFIG_CLASSES.get(architecture, f"{architecture}Config"))
     model_class = MODEL_CLASSES.get(architecture, f"{architecture}ForCausalLM")
     config = config_class(**{**shared, **sizes, **options, **changes})
     model = getattr(transformers, model_class)(config).eval()
@@ -82,5 +114,7 @@ def tiny_family(name: str, seed: int = 0, **changes: Any) -> Any:
             if tensor_name.endswith("bias"):
                 parameter.normal_(0, 1)
             elif "norm" in tensor_name or ".ln_" in tensor_name:
-                parameter.uniform_(0.5, 2)
+                parameter.uniform_(-0.5, 1) if "Gemma" in architecture else parameter.uniform_(
+                    0.5, 2
+                )
     return model

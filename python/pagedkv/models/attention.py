@@ -46,7 +46,17 @@ class Attention:
     of keys, head by head.
     """
 
-    __slots__ = ("_heads", "_norms", "_output", "_qkv", "_scale", "_shape", "_table", "_window")
+    __slots__ = (
+        "_heads",
+        "_norms",
+        "_output",
+        "_qkv",
+        "_scale",
+        "_shape",
+        "_soft_cap",
+        "_table",
+        "_window",
+    )
 
     def __init__(
         self,
@@ -59,7 +69,8 @@ class Attention:
     ) -> None:
         self._table = cos_sin_table
         self._window = window
-        self._scale = config.head_dim**-0.5
+        self._scale = config.attention_scale or config.head_dim**-0.5
+        self._soft_cap = config.attention_soft_cap
         self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._shape = (-1, sum(self._heads), config.head_dim)
         self._norms = norms
@@ -98,6 +109,7 @@ class Attention:
             max_query_len=attn_metadata.max_query_len,
             scale=self._scale,
             window=self._window,
+            soft_cap=self._soft_cap,
             prefix_groups=attn_metadata.prefix_groups,
         )
         return self._output(out.flatten(1))

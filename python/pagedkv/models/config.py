@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pagedkv.models.rope import RopeConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 # Far above any real model; keeps a corrupt file from becoming a huge loop or allocation.
 _MAX_SIZE = 2**31 - 1
 _MAX_LAYERS = 4096
@@ -26,7 +27,9 @@ class ModelConfig:
     itself included; 0: all before it. attention_bias: of the projections of queries, keys and
     values; output_bias: of that behind attention. qk_norm: queries and keys are normed head by
     head before they are rotated. fused_weights: the checkpoint holds the projections of queries,
-    keys and values as one tensor, and gate and up as another.
+    keys and values as one tensor, and gate and up as another. attention_scale: None: head_dim **
+    -0.5. Soft caps are those of attention's scores and of logits; 0: none. local_rope: of layers
+    with a window, where it is another one.
     """
 
     architecture: str
@@ -48,6 +51,10 @@ class ModelConfig:
     layer_windows: tuple[int, ...]
     qk_norm: bool = False
     fused_weights: bool = False
+    attention_scale: float | None = None
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    local_rope: RopeConfig | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -129,6 +136,20 @@ class ConfigReader:
         if value not in allowed:
             raise ValueError(f"config: {key} is {value!r}; supported are {', '.join(allowed)}")
         return str(value)
+
+    def layer_types(self, num_layers: int) -> list[str] | None:
+        """Which layers have a window, as layer_types says it; None where it is absent."""
+        given, kinds = self.values.get("layer_types"), LAYER_TYPES
+        if given is None:
+            return None
+        if not isinstance(given, list) or len(given) != num_layers:
+            raise ValueError(f"config: layer_types is {given!r}, not a list of {num_layers} kinds")
+        for kind in given:
+            if kind not in kinds:
+                raise ValueError(
+                    f"config: layer_types has {kind!r}; supported are {', '.join(kinds)}"
+                )
+        return given
 
     def refuse(self, key: str, allowed: tuple[object, ...], why: str) -> None:
         """Raise unless the value of key is absent or allowed."""

@@ -13,8 +13,7 @@ import torch
 
 from pagedkv.models.attention import Attention, AttentionWeights
 from pagedkv.models.config import ConfigReader, ModelConfig
-from pagedkv.models.layers import MLP, Embedding, LayerNorm
-from pagedkv.models.linear import Linear
+from pagedkv.models.layers import MLP, Embedding, LayerNorm, OutputHead
 from pagedkv.models.metadata import AttentionMetadata
 from pagedkv.models.parameters import Parameters, Piece, Split, fused
 
@@ -108,15 +107,8 @@ class GPT2LMHeadModel:
         )
         self._layers = [GPT2Layer(parameters, index, config) for index in range(config.num_layers)]
         self._norm = LayerNorm(parameters, "transformer.ln_f", size, config.norm_eps)
-        if config.tie_word_embeddings:
-            self.tied = {"lm_head.weight": self._embed.weight}
-            head = self._embed.weight
-        else:
-            self.tied = {}
-            head = parameters.add(
-                Piece("lm_head.weight", (config.vocab_size, size), Split.VOCABULARY)
-            )
-        self._head = Linear(parameters, head, shares_weight=config.tie_word_embeddings)
+        self._head = OutputHead(parameters, self._embed, config)
+        self.tied = self._head.tied
 
     @torch.inference_mode()
     def forward(

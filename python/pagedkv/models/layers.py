@@ -24,12 +24,21 @@ class RMSNorm:
 
     __slots__ = ("_epsilon", "_weight")
 
-    def __init__(self, parameters: Parameters, name: str, size: int, epsilon: float) -> None:
+    def __init__(
+        self,
+        parameters: Parameters,
+        name: str,
+        size: int,
+        epsilon: float,
+        *,
+        offset: float = 0.0,
+    ) -> None:
+        """offset: what is added to the weight that the checkpoint holds."""
         weight = parameters.add(Piece(f"{name}.weight", (size,)))
         self._epsilon = epsilon
 
         def prepare() -> None:
-            self._weight = weight.take()
+            self._weight = weight.take() + offset if offset else weight.take()
 
         parameters.when_loaded(prepare)
 
@@ -88,6 +97,33 @@ class Embedding:
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         return functional.embedding(input_ids, self._table)
+
+
+class OutputHead:
+    """Logits [n, vocab_size] of hidden states, with the embedding's table or one of its own, and
+    the soft cap cap * tanh(x / cap) where the model has one.
+
+    tied: the checkpoint tensors that stand for the embedding.
+    """
+
+    __slots__ = ("_product", "_soft_cap", "tied")
+
+    def __init__(self, parameters: Parameters, embedding: Embedding, config: ModelConfig) -> None:
+        self._soft_cap = config.logit_soft_cap
+        if config.tie_word_embeddings:
+            self.tied = {"lm_head.weight": embedding.weight}
+            weight = embedding.weight
+        else:
+            self.tied = {}
+            shape = (config.vocab_size, config.hidden_size)
+            weight = parameters.add(Piece("lm_head.weight", shape, Split.VOCABULARY))
+        self._product = Linear(parameters, weight, shares_weight=config.tie_word_embeddings)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._product(hidden)
+        if self._soft_cap:
+            logits = self._soft_cap * torch.tanh(logits / self._soft_cap)
+        return logits
 
 
 def projection(parameters: Parameters, pieces: tuple[Piece, ...], *, has_bias: bool) -> Linear:

@@ -12,10 +12,9 @@ import torch
 
 from pagedkv.models.attention import Attention, AttentionWeights
 from pagedkv.models.config import ConfigReader, ModelConfig
-from pagedkv.models.layers import Embedding, GatedMLP, RMSNorm
-from pagedkv.models.linear import Linear
+from pagedkv.models.layers import Embedding, GatedMLP, OutputHead, RMSNorm
 from pagedkv.models.metadata import AttentionMetadata
-from pagedkv.models.parameters import Parameters, Piece, Split
+from pagedkv.models.parameters import Parameters
 from pagedkv.models.rope import cos_sin_table, read_rope
 
 
@@ -45,6 +44,7 @@ def read_decoder(
     qk_norm: bool = False,
     fused_weights: bool = False,
     partial_rotary: bool = False,
+    hidden_act: str | None = None,
 ) -> ModelConfig:
     """A config.json of Llama's shape, but for what its family has its own ways to say.
 
@@ -80,7 +80,7 @@ def read_decoder(
         vocab_size=read.size("vocab_size"),
         max_position_embeddings=max_len,
         norm_eps=read.positive("rms_norm_eps", 1e-6),
-        hidden_act=read.activation("hidden_act"),
+        hidden_act=hidden_act or read.activation("hidden_act"),
         rope=rope,
         tie_word_embeddings=read.flag("tie_word_embeddings", False),
         attention_bias=attention_bias,
@@ -146,14 +146,8 @@ class LlamaForCausalLM:
             LlamaLayer(parameters, index, config, table) for index in range(config.num_layers)
         ]
         self._norm = RMSNorm(parameters, "model.norm", config.hidden_size, config.norm_eps)
-        if config.tie_word_embeddings:
-            self.tied = {"lm_head.weight": self._embed.weight}
-            head = self._embed.weight
-        else:
-            self.tied = {}
-            shape = (config.vocab_size, config.hidden_size)
-            head = parameters.add(Piece("lm_head.weight", shape, Split.VOCABULARY))
-        self._head = Linear(parameters, head, shares_weight=config.tie_word_embeddings)
+        self._head = OutputHead(parameters, self._embed, config)
+        self.tied = self._head.tied
 
     @torch.inference_mode()
     def forward(

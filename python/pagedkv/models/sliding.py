@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pagedkv.models.config import ConfigReader, ModelConfig
+from pagedkv.models.config import LAYER_TYPES, ConfigReader, ModelConfig
 from pagedkv.models.llama import read_decoder
 
 
@@ -81,17 +81,11 @@ def _qwen_windows(values: Mapping[str, object]) -> tuple[int, ...]:
 
 
 def _layer_types(values: Mapping[str, object], num_layers: int) -> list[str]:
-    kinds = ("full_attention", "sliding_attention")
-    given = values.get("layer_types")
-    if given is None:
-        first = values.get("max_window_layers")
-        first = 28 if first is None else first
-        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-            raise ValueError(f"config: max_window_layers is {first!r}, not a whole number from 0")
-        return [kinds[index >= first] for index in range(num_layers)]
-    if not isinstance(given, list) or len(given) != num_layers:
-        raise ValueError(f"config: layer_types is {given!r}, not a list of {num_layers} kinds")
-    for kind in given:
-        if kind not in kinds:
-            raise ValueError(f"config: layer_types has {kind!r}; supported are {', '.join(kinds)}")
-    return given
+    given = ConfigReader(values).layer_types(num_layers)
+    if given is not None:
+        return given
+    first = values.get("max_window_layers")
+    first = 28 if first is None else first
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise ValueError(f"config: max_window_layers is {first!r}, not a whole number from 0")
+    return [LAYER_TYPES[index >= first] for index in range(num_layers)]
