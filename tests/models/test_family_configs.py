@@ -114,3 +114,38 @@ def test_a_gemma_that_cannot_be_is_refused(changes: dict[str, Any], message: str
 def test_a_gpt2_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_dict({"architectures": ["GPT2LMHeadModel"], "vocab_size": 97, **changes})
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "slopes"),
+    [
+        (1, (2**-8,)),
+        (2, (2**-4, 2**-8)),
+        (3, (2**-4, 2**-8, 2**-2)),
+        (4, (1 / 4, 1 / 16, 1 / 64, 1 / 256)),
+    ],
+)
+def test_an_mpts_slopes(num_heads: int, slopes: tuple[float, ...]) -> None:
+    config = {"architectures": ["MptForCausalLM"], "vocab_size": 97, "d_model": 12}
+    assert ModelConfig.from_dict({**config, "n_heads": num_heads}).alibi_slopes == slopes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_heads": 7}, "d_model is 2048, not a multiple of n_heads, which is 7"),
+        ({"expansion_ratio": 2}, "expansion_ratio is 2, which is not supported"),
+        ({"no_bias": False}, "no_bias is False, which is not supported"),
+        ({"logit_scale": 2.0}, "logit_scale is 2.0, which is not supported"),
+        ({"attn_config": 5}, "attn_config is 5, not an object"),
+        ({"attn_config": {"alibi": False}}, "alibi is False, but only ALiBi is supported"),
+        ({"attn_config": {"alibi_bias_max": 4}}, "alibi_bias_max is 4, but only 8 is supported"),
+        ({"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type is 'multiquery_attent"),
+        ({"attn_config": {"qk_ln": True}}, "qk_ln is True, which is not supported"),
+        ({"attn_config": {"prefix_lm": True}}, "prefix_lm is True, which is not supported"),
+        ({"attn_config": {"clip_qkv": -1}}, "clip_qkv is -1, not a positive number"),
+    ],
+)
+def test_an_mpt_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_dict({"architectures": ["MptForCausalLM"], "vocab_size": 97, **changes})

@@ -21,6 +21,7 @@ SIZES: dict[str, Any] = {
 WINDOWS = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
 
 # Name: (architecture of transformers, what differs from SIZES).
+MPT = {"d_model": 40, "n_layers": 3, "n_heads": 4, "max_seq_len": 128}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}  # caps that matter
 SIX = {"num_hidden_layers": 6}  # the sixth layer has no window
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
@@ -96,6 +97,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "mpt": ("Mpt", MPT),
+    "mpt, heads no power of two, clipped, scaled, not tied": (
+        "Mpt",
+        {
+            **MPT,
+            "n_heads": 5,
+            "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.2},
+            "tie_word_embeddings": False,
+        },
+    ),
 }
 
 
@@ -103,7 +114,7 @@ def tiny_family(name: str, seed: int = 0, **changes: Any) -> Any:
     """A model whose every tensor matters: biases and norms are random too, and not small."""
     architecture, options = FAMILIES[name]
     torch.manual_seed(seed)
-    sizes = {} if architecture == "GPT2" else SIZES  # it has names of its own
+    sizes = {} if architecture in ("GPT2", "Mpt") else SIZES  # they have names of their own
     shared = {"vocab_size": 97, "initializer_range": 0.2, "use_cache": False}
     config_class = getattr(transformers, CONFIG_CLASSES.get(architecture, f"{architecture}Config"))
     model_class = MODEL_CLASSES.get(architecture, f"{architecture}ForCausalLM")

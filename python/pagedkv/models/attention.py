@@ -47,6 +47,8 @@ class Attention:
     """
 
     __slots__ = (
+        "_alibi_slopes",
+        "_clip",
         "_heads",
         "_norms",
         "_output",
@@ -71,6 +73,10 @@ class Attention:
         self._window = window
         self._scale = config.attention_scale or config.head_dim**-0.5
         self._soft_cap = config.attention_soft_cap
+        self._clip = config.clip_qkv
+        self._alibi_slopes: torch.Tensor | None = None
+        if config.alibi_slopes:
+            self._alibi_slopes = torch.tensor(config.alibi_slopes, device=parameters.device)
         self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._shape = (-1, sum(self._heads), config.head_dim)
         self._norms = norms
@@ -85,7 +91,10 @@ class Attention:
         attn_metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape. Mutates kv_cache: this step's slots."""
-        query, key, value = torch.split(self._qkv(x).view(self._shape), self._heads, 1)
+        qkv = self._qkv(x)
+        if self._clip:
+            qkv.clamp_(-self._clip, self._clip)
+        query, key, value = torch.split(qkv.view(self._shape), self._heads, 1)
         if self._norms is not None:
             query, key = _normed(self._norms[0], query), _normed(self._norms[1], key)
         key_cache, value_cache = kv_cache
@@ -109,6 +118,7 @@ class Attention:
             max_query_len=attn_metadata.max_query_len,
             scale=self._scale,
             window=self._window,
+            alibi_slopes=self._alibi_slopes,
             soft_cap=self._soft_cap,
             prefix_groups=attn_metadata.prefix_groups,
         )

@@ -29,7 +29,8 @@ class ModelConfig:
     head before they are rotated. fused_weights: the checkpoint holds the projections of queries,
     keys and values as one tensor, and gate and up as another. attention_scale: None: head_dim **
     -0.5. Soft caps are those of attention's scores and of logits; 0: none. local_rope: of layers
-    with a window, where it is another one.
+    with a window, where it is another one. alibi_slopes [num_heads], or none. clip_qkv: the
+    largest magnitude of queries, keys and values; 0: any.
     """
 
     architecture: str
@@ -55,6 +56,8 @@ class ModelConfig:
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
     local_rope: RopeConfig | None = None
+    alibi_slopes: tuple[float, ...] = ()
+    clip_qkv: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-import torch
-
 from pagedkv.models.attention import Attention, AttentionWeights
 from pagedkv.models.config import ConfigReader, ModelConfig
 from pagedkv.models.layers import MLP, Embedding, LayerNorm, OutputHead
-from pagedkv.models.metadata import AttentionMetadata
 from pagedkv.models.parameters import Parameters, Piece, Split, fused
+from pagedkv.models.plain import PlainDecoder, PlainLayer
 
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu")
 
@@ -53,78 +51,45 @@ def read_config(values: Mapping[str, object]) -> ModelConfig:
     )
 
 
-class GPT2Layer:
-    """x <- x + attention(norm(x)); x <- x + mlp(norm(x))."""
+def build(config: ModelConfig, parameters: Parameters, max_model_len: int) -> PlainDecoder:
+    """The model, its parameters to be filled; what is computed does not depend on max_model_len."""
+    size = config.hidden_size
+    embedding = Embedding(parameters, "transformer.wte", config.vocab_size, size)
+    return PlainDecoder(
+        config,
+        # Causal masks that old checkpoints carry.
+        derived=re.compile(r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"),
+        base_prefix="transformer.",
+        embedding=embedding,
+        positions=Embedding(
+            parameters, "transformer.wpe", config.max_position_embeddings, size, Split.WHOLE
+        ),
+        layers=[_layer(config, parameters, index) for index in range(config.num_layers)],
+        norm=LayerNorm(parameters, "transformer.ln_f", size, config.norm_eps),
+        head=OutputHead(parameters, embedding, config),
+    )
 
-    __slots__ = ("_attention", "_attention_norm", "_mlp", "_mlp_norm")
 
-    def __init__(self, parameters: Parameters, index: int, config: ModelConfig) -> None:
-        name, size, inner = f"transformer.h.{index}", config.hidden_size, config.intermediate_size
+def _layer(config: ModelConfig, parameters: Parameters, index: int) -> PlainLayer:
+    name, size, inner = f"transformer.h.{index}", config.hidden_size, config.intermediate_size
 
-        def transposed(piece: str, rows: int, columns: int, split: Split, unit: int = 1) -> Piece:
-            return Piece(f"{name}.{piece}", (rows, columns), split, unit, transposed=True)
+    def transposed(piece: str, rows: int, columns: int, split: Split, unit: int = 1) -> Piece:
+        return Piece(f"{name}.{piece}", (rows, columns), split, unit, transposed=True)
 
-        dim = config.head_dim
-        one = transposed("attn.c_attn", size, size, Split.COLUMN, dim)
-        weights = AttentionWeights(
-            fused((one, one, one), one.name),
-            transposed("attn.c_proj", size, size, Split.ROW, dim),
-        )
-        self._attention_norm = LayerNorm(parameters, f"{name}.ln_1", size, config.norm_eps)
-        self._attention = Attention(parameters, weights, config, cos_sin_table=None, window=0)
-        self._mlp_norm = LayerNorm(parameters, f"{name}.ln_2", size, config.norm_eps)
-        self._mlp = MLP(
+    dim = config.head_dim
+    one = transposed("attn.c_attn", size, size, Split.COLUMN, dim)
+    weights = AttentionWeights(
+        fused((one, one, one), one.name), transposed("attn.c_proj", size, size, Split.ROW, dim)
+    )
+    return PlainLayer(
+        LayerNorm(parameters, f"{name}.ln_1", size, config.norm_eps),
+        Attention(parameters, weights, config, cos_sin_table=None, window=0),
+        LayerNorm(parameters, f"{name}.ln_2", size, config.norm_eps),
+        MLP(
             parameters,
             transposed("mlp.c_fc", inner, size, Split.COLUMN),
             transposed("mlp.c_proj", size, inner, Split.ROW),
             config.hidden_act,
-        )
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        positions: torch.Tensor,
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
-        attn_metadata: AttentionMetadata,
-    ) -> torch.Tensor:
-        x = x + self._attention(self._attention_norm(x), positions, kv_cache, attn_metadata)
-        return x + self._mlp(self._mlp_norm(x))
-
-
-class GPT2LMHeadModel:
-    """The whole model: hidden states of a step, and logits of chosen ones."""
-
-    # Causal masks that old checkpoints carry.
-    derived = re.compile(r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
-    base_prefix = "transformer."
-
-    def __init__(self, config: ModelConfig, parameters: Parameters, max_model_len: int) -> None:
-        self.config = config
-        size = config.hidden_size
-        self._embed = Embedding(parameters, "transformer.wte", config.vocab_size, size)
-        self._positions = Embedding(
-            parameters, "transformer.wpe", config.max_position_embeddings, size, Split.WHOLE
-        )
-        self._layers = [GPT2Layer(parameters, index, config) for index in range(config.num_layers)]
-        self._norm = LayerNorm(parameters, "transformer.ln_f", size, config.norm_eps)
-        self._head = OutputHead(parameters, self._embed, config)
-        self.tied = self._head.tied
-
-    @torch.inference_mode()
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
-        attn_metadata: AttentionMetadata,
-    ) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size] of one step; arguments as LlamaForCausalLM's."""
-        x = self._embed(input_ids) + self._positions(positions)
-        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
-            x = layer(x, positions, kv_cache, attn_metadata)
-        return self._norm(x)
-
-    @torch.inference_mode()
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [n, hidden_size] -> logits [n, vocab_size]."""
-        return self._head(hidden)
+            has_bias=config.mlp_bias,
+        ),
+    )

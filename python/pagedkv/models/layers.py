@@ -61,13 +61,22 @@ class LayerNorm:
 
     __slots__ = ("_bias", "_epsilon", "_weight")
 
-    def __init__(self, parameters: Parameters, name: str, size: int, epsilon: float) -> None:
+    def __init__(
+        self,
+        parameters: Parameters,
+        name: str,
+        size: int,
+        epsilon: float,
+        *,
+        has_bias: bool = True,
+    ) -> None:
         weight = parameters.add(Piece(f"{name}.weight", (size,)))
-        bias = parameters.add(Piece(f"{name}.bias", (size,)))
+        bias = parameters.add(Piece(f"{name}.bias", (size,))) if has_bias else None
         self._epsilon = epsilon
 
         def prepare() -> None:
-            self._weight, self._bias = weight.take(), bias.take()
+            self._weight = weight.take()
+            self._bias = None if bias is None else bias.take()
 
         parameters.when_loaded(prepare)
 
@@ -203,14 +212,16 @@ _GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
 class MLP:
-    """out(act(inner(x))), each with a bias."""
+    """out(act(inner(x))), both with a bias or both without."""
 
     __slots__ = ("_approximate", "_inner", "_out")
 
-    def __init__(self, parameters: Parameters, inner: Piece, out: Piece, hidden_act: str) -> None:
+    def __init__(
+        self, parameters: Parameters, inner: Piece, out: Piece, hidden_act: str, *, has_bias: bool
+    ) -> None:
         self._approximate = _GELUS[hidden_act]
-        self._inner = projection(parameters, (inner,), has_bias=True)
-        self._out = projection(parameters, (out,), has_bias=True)
+        self._inner = projection(parameters, (inner,), has_bias=has_bias)
+        self._out = projection(parameters, (out,), has_bias=has_bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""

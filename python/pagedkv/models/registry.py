@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from pagedkv.models import gemma, gpt2, llama, sliding
+from pagedkv.models import gemma, gpt2, llama, mpt, sliding
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.metadata import AttentionMetadata
 from pagedkv.models.parameters import Parameter, Parameters
@@ -52,7 +52,8 @@ FAMILIES = (
     Family("Qwen2ForCausalLM", "qwen2", sliding.read_qwen2, llama.LlamaForCausalLM),
     Family("Qwen3ForCausalLM", "qwen3", sliding.read_qwen3, llama.LlamaForCausalLM),
     Family("Phi3ForCausalLM", "phi3", sliding.read_phi3, llama.LlamaForCausalLM),
-    Family("GPT2LMHeadModel", "gpt2", gpt2.read_config, gpt2.GPT2LMHeadModel),
+    Family("GPT2LMHeadModel", "gpt2", gpt2.read_config, gpt2.build),
+    Family("MptForCausalLM", "mpt", mpt.read_config, mpt.build),
     Family("Gemma2ForCausalLM", "gemma2", gemma.read_gemma2, gemma.GemmaForCausalLM),
     Family("Gemma3ForCausalLM", "gemma3_text", gemma.read_gemma3, gemma.GemmaForCausalLM),
 )
