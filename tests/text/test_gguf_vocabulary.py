@@ -77,6 +77,7 @@ def test_a_byte_level_vocabulary_tokenises_as_its_original(text: str) -> None:
             "I'LL pay 1234567 $!!\r\n\n  ok\t x",
             "I|'LL| pay| |123|456|7| $!!\r\n\n| | ok|\t| x",
         ),
+        ("qwen2", "I'LL pay 1234 $!!\r\n\n  ok\t x", "I|'LL| pay| |1|2|3|4| $!!\r\n\n| | ok|\t| x"),
         ("llama-bpe", "(word)\n \n海9 ", "(word|)\n| \n|海|9| "),
     ],
 )
@@ -87,6 +88,13 @@ def test_text_is_cut_into_words_as_the_kind_of_vocabulary_says(
     assert backend.pre_tokenizer is not None
     found = [text[begin:end] for _, (begin, end) in backend.pre_tokenizer.pre_tokenize_str(text)]
     assert found == words.split("|")
+
+
+@pytest.mark.parametrize(("pre", "composes"), [("qwen2", True), ("gpt-2", False)])
+def test_qwen2_composes_characters_before_it_tokenises(pre: str, composes: bool) -> None:
+    tokenizer = load_tokenizer(gpt2_metadata(pre))
+    apart, composed = "cafe\u0301", "caf\u00e9"
+    assert (tokenizer.encode(apart) == tokenizer.encode(composed)) == composes
 
 
 def test_llama3_takes_a_word_that_is_a_token_whole() -> None:

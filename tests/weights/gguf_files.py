@@ -1,14 +1,27 @@
-"""GGUF files for tests: tiny Llamas written with the gguf package, in llama.cpp's order of rows."""
+"""GGUF files for tests: tiny models of Llama's shape written with the gguf package, Llama's Q and K
+in llama.cpp's order of rows.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+Model = TypeVar("Model", bound=PreTrainedModel)
 
 SIZES = {
     "vocab_size": 96,
@@ -28,6 +41,8 @@ NAMES = {
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -36,12 +51,28 @@ NAMES = {
 
 def tiny_llama(**changes: object) -> LlamaForCausalLM:
     torch.manual_seed(3)
-    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes})).eval()
+    return _wild(LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes})))
+
+
+def tiny_qwen2(**changes: object) -> Qwen2ForCausalLM:
+    torch.manual_seed(3)
+    return _wild(Qwen2ForCausalLM(Qwen2Config(**{**SIZES, **changes})))
+
+
+def tiny_qwen3(**changes: object) -> Qwen3ForCausalLM:
+    torch.manual_seed(3)
+    return _wild(Qwen3ForCausalLM(Qwen3Config(**{**SIZES, **changes})))
+
+
+def _wild(model: Model) -> Model:
+    """Biases and norms that matter."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 2)
-    return model
+            elif "norm" in name:
+                parameter.uniform_(0.5, 2)
+    return model.eval()
 
 
 def llama_cpp_rows(tensor: np.ndarray, heads: int) -> np.ndarray:
@@ -73,7 +104,7 @@ def gguf_name(name: str) -> str:
 
 def write_gguf(
     path: Path,
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     *,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     metadata: dict[str, object] | None = None,
@@ -82,19 +113,20 @@ def write_gguf(
 ) -> Path:
     """Write a model. metadata: further keys, or None values to leave standard ones out."""
     config = model.config
+    arch = config.model_type
     values: dict[str, object] = {
-        "llama.block_count": config.num_hidden_layers,
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "llama.rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        "llama.vocab_size": config.vocab_size,
+        f"{arch}.block_count": config.num_hidden_layers,
+        f"{arch}.context_length": config.max_position_embeddings,
+        f"{arch}.embedding_length": config.hidden_size,
+        f"{arch}.feed_forward_length": config.intermediate_size,
+        f"{arch}.attention.head_count": config.num_attention_heads,
+        f"{arch}.attention.head_count_kv": config.num_key_value_heads,
+        f"{arch}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        f"{arch}.rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        f"{arch}.vocab_size": config.vocab_size,
         **(metadata or {}),
     }
-    writer = gguf.GGUFWriter(path, str(values.pop("general.architecture", "llama")))
+    writer = gguf.GGUFWriter(path, str(values.pop("general.architecture", arch)))
     for key, value in values.items():
         if isinstance(value, bool):
             writer.add_bool(key, value)
@@ -113,9 +145,9 @@ def write_gguf(
         if (tied and name == "lm_head.weight") or gguf_name(name) in drop:
             continue
         array = tensor.float().numpy()
-        if "q_proj" in name:
+        if arch == "llama" and "q_proj" in name:
             array = llama_cpp_rows(array, config.num_attention_heads)
-        if "k_proj" in name:
+        if arch == "llama" and "k_proj" in name:
             array = llama_cpp_rows(array, config.num_key_value_heads)
         used = kind if array.ndim == 2 else GGMLQuantizationType.F32
         writer.add_tensor(gguf_name(name), gguf.quantize(array, used), raw_dtype=used)

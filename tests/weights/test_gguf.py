@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from gguf_files import tiny_llama, write_gguf
+from gguf_files import tiny_llama, tiny_qwen2, tiny_qwen3, write_gguf
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from pagedkv.models.config import ModelConfig
@@ -57,6 +60,42 @@ def test_a_file_gives_back_the_model_that_was_written(
     for name in ModelConfig.__slots__:
         if name != "norm_eps":
             assert getattr(ours, name) == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tiny_qwen2(),
+        lambda: tiny_qwen2(tie_word_embeddings=True, rope_theta=1e6),
+        lambda: tiny_qwen3(head_dim=32),
+        lambda: tiny_qwen3(head_dim=32, attention_bias=True),
+    ],
+    ids=["qwen2", "qwen2, tied", "qwen3", "qwen3, biases"],
+)
+def test_qwens_keep_the_order_of_their_rows(tmp_path: Path, make: Callable[[], Any]) -> None:
+    model = make()
+    arch = model.config.model_type
+    head_dim = getattr(model.config, "head_dim", 16)
+    extra = {f"{arch}.attention.{which}_length": head_dim for which in ("key", "value")}
+    path = write_gguf(tmp_path / "m.gguf", model, metadata=extra)
+    checkpoint = open_checkpoint(path)
+    found = dict(checkpoint.tensors())
+    theirs = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
+    assert set(found) == set(theirs)
+    for name, tensor in found.items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+        assert torch.equal(tensor, torch.as_tensor(theirs[name])), name
+    config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    ours, expected = ModelConfig.from_dict(checkpoint.config), ModelConfig.from_dict(config)
+    assert replace(ours, norm_eps=expected.norm_eps) == expected
+    assert math.isclose(ours.norm_eps, expected.norm_eps, rel_tol=1e-6)
+
+
+def test_norms_of_queries_and_keys_are_qwen3s_alone(tmp_path: Path) -> None:
+    extra = {"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", tiny_qwen2(), extra=extra)
+    with pytest.raises(ValueError, match=r"qwen2 does not have: \['blk.0.attn_q_norm.weight'\]"):
+        open_checkpoint(path)
 
 
 @pytest.mark.parametrize("kind", WRITTEN)

@@ -23,6 +23,9 @@ _LLAMA3_WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+# The same, but digits one by one, as Qwen2 and Qwen3 split text.
+_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+
 
 def _gpt2() -> PreTokenizer:
     return ByteLevel(add_prefix_space=False)
@@ -32,8 +35,8 @@ def _smollm() -> PreTokenizer:
     return Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
 
 
-def _llama3() -> PreTokenizer:
-    words = Split(Regex(_LLAMA3_WORDS), behavior="isolated")
+def _words(pattern: str) -> PreTokenizer:
+    words = Split(Regex(pattern), behavior="isolated")
     return Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
@@ -41,7 +44,8 @@ def _llama3() -> PreTokenizer:
 _PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
     "gpt-2": _gpt2,
     "smollm": _smollm,
-    "llama-bpe": _llama3,
+    "llama-bpe": lambda: _words(_LLAMA3_WORDS),
+    "qwen2": lambda: _words(_QWEN2_WORDS),
 }
 
 
@@ -153,6 +157,8 @@ def _byte_level(metadata: _Metadata, ids: dict[str, int]) -> Tokenizer:
     except Exception as error:
         raise ValueError(f"GGUF metadata: {_PREFIX}merges are malformed: {error}") from error
     backend = Tokenizer(model)
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _PRE_TOKENIZERS[str(pre)]()
     backend.decoder = decoders.ByteLevel()
     return backend

@@ -14,8 +14,6 @@ from pagedkv.weights import gguf_llama
 from pagedkv.weights.checkpoint import Checkpoint
 from pagedkv.weights.gguf_header import GGUFHeader, TensorPlace, read_header
 
-ARCHITECTURES = ("llama",)
-
 
 def open_gguf(path: Path) -> Checkpoint:
     """Open a GGUF file; its header is read and checked now, its tensors when they are asked for.
@@ -29,16 +27,20 @@ def open_gguf(path: Path) -> Checkpoint:
             raise ValueError(f"{path}: not a valid GGUF file: it is empty")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     header = read_header(path, data)
-    architecture = header.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    named = header.metadata.get("general.architecture")
+    architecture = gguf_llama.ARCHITECTURES.get(named) if isinstance(named, str) else None
+    if architecture is None:
         raise ValueError(
-            f"{path}: the GGUF architecture {architecture!r} is not supported; "
-            f"supported are {', '.join(ARCHITECTURES)}"
+            f"{path}: the GGUF architecture {named!r} is not supported; "
+            f"supported are {', '.join(gguf_llama.ARCHITECTURES)}"
         )
-    names = _hf_names(path, header)
+    names = _hf_names(path, architecture, header)
     try:
         config = gguf_llama.config_of(
-            header.metadata, frozenset(header.tensors), _rope_factors(path, data, header)
+            architecture,
+            header.metadata,
+            frozenset(header.tensors),
+            _rope_factors(path, data, header),
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -50,12 +52,11 @@ def open_gguf(path: Path) -> Checkpoint:
     def read() -> Iterator[tuple[str, torch.Tensor]]:
         for name, place in header.tensors.items():
             if name in names:
-                tensor = gguf_llama.in_hf_order(
-                    name,
-                    _dequantised(path, data, place),
-                    num_heads=num_heads,
-                    num_kv_heads=num_kv_heads,
-                )
+                tensor = _dequantised(path, data, place)
+                if architecture.interleaves:
+                    tensor = gguf_llama.in_hf_order(
+                        name, tensor, num_heads=num_heads, num_kv_heads=num_kv_heads
+                    )
                 yield names[name], tensor
 
     return Checkpoint(
@@ -68,12 +69,16 @@ def open_gguf(path: Path) -> Checkpoint:
     )
 
 
-def _hf_names(path: Path, header: GGUFHeader) -> dict[str, str]:
-    names = {name: gguf_llama.hf_name(name) for name in header.tensors}
+def _hf_names(
+    path: Path, architecture: gguf_llama.Architecture, header: GGUFHeader
+) -> dict[str, str]:
+    names = {name: architecture.hf_name(name) for name in header.tensors}
     names.pop(gguf_llama.ROPE_FACTORS, None)
     unknown = sorted(name for name, found in names.items() if found is None)
     if unknown:
-        raise ValueError(f"{path}: tensors that the architecture llama does not have: {unknown}")
+        raise ValueError(
+            f"{path}: tensors that the architecture {architecture.name} does not have: {unknown}"
+        )
     return {name: found for name, found in names.items() if found is not None}
 
 

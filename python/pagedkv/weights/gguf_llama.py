@@ -1,5 +1,5 @@
-"""GGUF's `llama` architecture in Hugging Face's words: configuration, tensor names, and the rows of
-Q and K in their own order. Used by gguf_checkpoint.py.
+"""GGUF's architectures of Llama's shape in Hugging Face's words: configuration, tensor names, and,
+where llama.cpp changes it, the rows of Q and K in their own order. Used by gguf_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -28,41 +28,75 @@ _OTHER_NAMES = {
     "output.weight": "lm_head.weight",
 }
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)")
+# Beside these, where the architecture has them.
+_NORM_NAMES = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 # Factors of llama3-style rotary scaling: they enter the configuration, not the model's tensors.
 ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True, slots=True)
+class Architecture:
+    """One of GGUF's: its name in Hugging Face's files, and what is special about its own.
+
+    interleaves: Q and K rows that are rotated together are neighbours. has_qk_norm: norms of
+    queries and keys.
+    """
+
+    name: str
+    hf_architecture: str
+    interleaves: bool = False
+    has_qk_norm: bool = False
+
+    def hf_name(self, name: str) -> str | None:
+        """Hugging Face's name of a GGUF tensor, or None if the architecture has no such tensor."""
+        if name in _OTHER_NAMES:
+            return _OTHER_NAMES[name]
+        match = _BLOCK.fullmatch(name)
+        names = {**_BLOCK_NAMES, **(_NORM_NAMES if self.has_qk_norm else {})}
+        if match is None or match[2] not in names:
+            return None
+        return f"model.layers.{match[1]}.{names[match[2]]}.{match[3]}"
+
+
+ARCHITECTURES = {
+    one.name: one
+    for one in (
+        Architecture("llama", "LlamaForCausalLM", interleaves=True),
+        Architecture("qwen2", "Qwen2ForCausalLM"),
+        Architecture("qwen3", "Qwen3ForCausalLM", has_qk_norm=True),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Metadata:
-    """A GGUF file's metadata, read with the checks that every value needs."""
+    """A GGUF file's metadata below its architecture's name, read with the checks that every value
+    needs."""
 
     values: Mapping[str, object]
+    prefix: str
+
+    def get(self, key: str, default: object = None) -> object:
+        return self.values.get(self.prefix + key, default)
 
     def positive(self, key: str, default: int | None = None) -> int:
-        value = self.values.get(key, default)
+        value, key = self.get(key, default), self.prefix + key
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"GGUF metadata: {key} is {value!r}, not a positive whole number")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self.values.get(key, default)
+        value, key = self.get(key, default), self.prefix + key
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"GGUF metadata: {key} is {value!r}, not a number")
         return float(value)
 
 
-def hf_name(name: str) -> str | None:
-    """Hugging Face's name of a GGUF tensor, or None if llama has no such tensor."""
-    if name in _OTHER_NAMES:
-        return _OTHER_NAMES[name]
-    match = _BLOCK.fullmatch(name)
-    if match is None or match[2] not in _BLOCK_NAMES:
-        return None
-    return f"model.layers.{match[1]}.{_BLOCK_NAMES[match[2]]}.{match[3]}"
-
-
 def config_of(
-    values: Mapping[str, object], names: frozenset[str], rope_factors: torch.Tensor | None
+    architecture: Architecture,
+    values: Mapping[str, object],
+    names: frozenset[str],
+    rope_factors: torch.Tensor | None,
 ) -> dict[str, object]:
     """The config.json that this file would have had.
 
@@ -73,40 +107,42 @@ def config_of(
     Raises:
         ValueError: a value is missing, malformed, or asks for what is not supported.
     """
-    metadata = Metadata(values)
-    if values.get("llama.expert_count", 0):
+    prefix = f"{architecture.name}."
+    metadata = Metadata(values, prefix)
+    if num_experts := metadata.get("expert_count", 0):
         raise ValueError(
-            f"GGUF metadata: llama.expert_count is {values['llama.expert_count']!r}, "
+            f"GGUF metadata: {prefix}expert_count is {num_experts!r}, "
             "but mixtures of experts are not supported"
         )
-    hidden_size = metadata.positive("llama.embedding_length")
-    num_heads = metadata.positive("llama.attention.head_count")
-    if hidden_size % num_heads and "llama.attention.key_length" not in values:
+    hidden_size = metadata.positive("embedding_length")
+    num_heads = metadata.positive("attention.head_count")
+    if hidden_size % num_heads and metadata.get("attention.key_length") is None:
         raise ValueError(
-            f"GGUF metadata: llama.embedding_length {hidden_size} is not a multiple of "
-            f"llama.attention.head_count {num_heads}, and there is no llama.attention.key_length"
+            f"GGUF metadata: {prefix}embedding_length {hidden_size} is not a multiple of "
+            f"{prefix}attention.head_count {num_heads}, and there is no "
+            f"{prefix}attention.key_length"
         )
-    head_dim = metadata.positive("llama.attention.key_length", hidden_size // num_heads)
-    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
+    head_dim = metadata.positive("attention.key_length", hidden_size // num_heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
         if metadata.positive(key, head_dim) != head_dim:
             raise ValueError(
-                f"GGUF metadata: {key} is {values[key]!r}, but only the head_dim {head_dim} "
-                "is supported"
+                f"GGUF metadata: {prefix}{key} is {metadata.get(key)!r}, "
+                f"but only the head_dim {head_dim} is supported"
             )
-    max_len = metadata.positive("llama.context_length")
+    max_len = metadata.positive("context_length")
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [architecture.hf_architecture],
+        "model_type": architecture.name,
         "hidden_size": hidden_size,
-        "intermediate_size": metadata.positive("llama.feed_forward_length"),
-        "num_hidden_layers": metadata.positive("llama.block_count"),
+        "intermediate_size": metadata.positive("feed_forward_length"),
+        "num_hidden_layers": metadata.positive("block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": metadata.positive("llama.attention.head_count_kv", num_heads),
+        "num_key_value_heads": metadata.positive("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "vocab_size": _vocab_size(values),
+        "vocab_size": _vocab_size(metadata),
         "max_position_embeddings": max_len,
-        "rms_norm_eps": metadata.number("llama.attention.layer_norm_rms_epsilon"),
-        "rope_theta": metadata.number("llama.rope.freq_base", 10000.0),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.number("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(metadata, max_len, rope_factors),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in names,
@@ -117,26 +153,28 @@ def config_of(
     }
 
 
-def _vocab_size(values: Mapping[str, object]) -> int:
-    if "llama.vocab_size" in values:
-        return Metadata(values).positive("llama.vocab_size")
-    tokens = values.get("tokenizer.ggml.tokens")
+def _vocab_size(metadata: Metadata) -> int:
+    if metadata.get("vocab_size") is not None:
+        return metadata.positive("vocab_size")
+    tokens = metadata.values.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
-        raise ValueError("GGUF metadata: neither llama.vocab_size nor tokenizer.ggml.tokens")
+        raise ValueError(
+            f"GGUF metadata: neither {metadata.prefix}vocab_size nor tokenizer.ggml.tokens"
+        )
     return len(tokens)
 
 
 def _rope_scaling(
     metadata: Metadata, max_len: int, factors: torch.Tensor | None
 ) -> dict[str, object] | None:
-    kind = metadata.values.get("llama.rope.scaling.type", "none")
+    kind = metadata.get("rope.scaling.type", "none")
+    name = f"{metadata.prefix}rope.scaling.type"
     if factors is not None:
         # Llama 3.1 and later: the file holds the divisor of each frequency. That is longrope with
         # one list for every length and no scaling of the amplitude.
         if kind not in ("none", "longrope"):
             raise ValueError(
-                f"GGUF metadata: llama.rope.scaling.type is {kind!r}, "
-                f"but the file also holds {ROPE_FACTORS}"
+                f"GGUF metadata: {name} is {kind!r}, but the file also holds {ROPE_FACTORS}"
             )
         return {
             "rope_type": "longrope",
@@ -148,18 +186,16 @@ def _rope_scaling(
     if kind == "none":
         return None
     if kind == "linear":
-        return {"rope_type": "linear", "factor": metadata.number("llama.rope.scaling.factor")}
+        return {"rope_type": "linear", "factor": metadata.number("rope.scaling.factor")}
     if kind == "yarn":
         return {
             "rope_type": "yarn",
-            "factor": metadata.number("llama.rope.scaling.factor"),
+            "factor": metadata.number("rope.scaling.factor"),
             "original_max_position_embeddings": metadata.positive(
-                "llama.rope.scaling.original_context_length"
+                "rope.scaling.original_context_length"
             ),
         }
-    raise ValueError(
-        f"GGUF metadata: llama.rope.scaling.type is {kind!r}; supported are none, linear, yarn"
-    )
+    raise ValueError(f"GGUF metadata: {name} is {kind!r}; supported are none, linear, yarn")
 
 
 def in_hf_order(
