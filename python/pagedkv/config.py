@@ -154,6 +154,10 @@ class EngineConfig:
         load_format: auto reads the weights; dummy fills them with small random numbers, the same
             each time, and needs nothing of a model but its config.json: for measurements.
         max_model_len: most tokens of a prompt and its answer. None: what the model allows.
+        enforce_eager: on a GPU, launch every kernel of a decode step one by one instead of
+            replaying a CUDA graph: slower, with less memory and a faster start.
+        async_scheduling: schedule and launch the next step while one runs; whether a token ends its
+            request is learnt one step late then. None: on a GPU.
         seed: makes the draws of requests without a seed of their own repeatable. None: they are
             random.
     """
@@ -163,6 +167,8 @@ class EngineConfig:
     dtype: str = "auto"
     load_format: str = "auto"
     max_model_len: int | None = None
+    enforce_eager: bool = False
+    async_scheduling: bool | None = None
     seed: int | None = None
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -178,6 +184,9 @@ class EngineConfig:
             )
         if self.max_model_len is not None:
             _check_int("max_model_len", self.max_model_len, 2)
+        _check_bool("enforce_eager", self.enforce_eager)
+        if self.async_scheduling is not None:
+            _check_bool("async_scheduling", self.async_scheduling)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)
 

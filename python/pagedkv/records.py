@@ -18,6 +18,10 @@ from pagedkv.request import Request
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+# In the token ids of a running sequence: a step that is on its way chooses it.
+PENDING = -1
+
+
 def no_pairs() -> NDArray[np.int64]:
     """No pairs of blocks: int64 [0, 2]."""
     return np.empty((0, 2), dtype=np.int64)
@@ -122,6 +126,23 @@ class ScheduledStep:
     swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
     swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
     evicted: NDArray[np.int64] = field(default_factory=no_evictions)
+
+
+def empty_step() -> ScheduledStep:
+    """A step without rows, which a launch of padding alone stands for."""
+    nothing = np.empty(0, dtype=np.int64)
+    return ScheduledStep(
+        step_id=0,
+        slots=nothing,
+        seq_ids=nothing,
+        query_lens=nothing,
+        sample_rows=nothing,
+        sample_draws=nothing,
+        num_tokens=0,
+        copies=no_pairs(),
+        admitted=(),
+        preempted=(),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

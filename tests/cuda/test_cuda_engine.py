@@ -13,7 +13,7 @@ from small_llama import CONFIG, answers, engine_on
 
 from pagedkv.engine.device import resolve_device
 from pagedkv.models import random_model
-from pagedkv.sampling import RowTensors, SlotParams, choose, uniform
+from pagedkv.sampling import Kinds, RowTensors, SlotParams, choose, uniform
 from pagedkv.sampling_params import SamplingParams
 from pagedkv.scheduler import Rates
 
@@ -56,6 +56,69 @@ def test_greedy_answers_are_those_of_the_cpu(device, on_cpu, name: str) -> None:
     assert len({tuple(one[0]) for one in on_cpu}) == len(on_cpu)
     was_swapped = engine._runner.meter.rates.link_bytes_per_s != Rates().link_bytes_per_s
     assert was_swapped == (name == "swapped")
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_graphs_and_pipelining_change_no_answer(
+    device, on_cpu, enforce_eager: bool, async_scheduling: bool
+) -> None:
+    engine = engine_on(
+        device, enforce_eager=enforce_eager, async_scheduling=async_scheduling, **POOL
+    )
+    for i, prompt in enumerate(made_prompts()):
+        engine.add_request(str(i), prompt, SamplingParams(temperature=0, max_tokens=24 - i))
+    found = {}
+    while engine.has_work:
+        found |= {one.request_id: one.outputs[0].token_ids for one in engine.step().finished}
+    assert [found[str(i)] for i in range(len(on_cpu))] == [
+        one[0][: 24 - i] for i, one in enumerate(on_cpu)
+    ]
+    assert (engine._runner._graphs is None) == enforce_eager
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_steady_decode_never_waits_for_the_gpu_but_for_tokens(device, enforce_eager: bool) -> None:
+    engine = engine_on(device, enforce_eager=enforce_eager, **POOL)
+    params = [
+        SamplingParams(temperature=t, seed=1, max_tokens=60, ignore_eos=True) for t in (0.0, 0.8)
+    ]
+    for i, one in enumerate(params):
+        engine.add_request(str(i), [5, 6, 7 + i], one)
+    for _ in range(4):
+        engine.step()
+    num_waits = 0
+    synchronize = torch.cuda.Event.synchronize
+
+    def counted(event: torch.cuda.Event) -> None:
+        nonlocal num_waits
+        num_waits += 1
+        synchronize(event)
+
+    torch.cuda.Event.synchronize = counted  # type: ignore[method-assign]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(40):
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.Event.synchronize = synchronize  # type: ignore[method-assign]
+    assert num_waits == 40  # for the step before the one that is on its way by then
+    assert engine.has_work
+    while engine.has_work:
+        assert all(one.error is None for one in engine.step().finished)
+
+
+def test_filters_are_captured_when_a_step_first_asks_for_them(device) -> None:
+    engine = engine_on(device, **POOL)
+    graphs = engine._runner._graphs
+    assert graphs is not None
+    num_common = len(graphs._graphs)
+    assert num_common == 2 * len(graphs.sizes)
+    params = SamplingParams(temperature=0.7, top_k=9, top_p=0.8, seed=3, max_tokens=12)
+    right = answers(engine_on("cpu", **POOL), made_prompts(), params)
+    assert answers(engine, made_prompts(), params) == right
+    assert len(graphs._graphs) > num_common
 
 
 def test_seeded_answers_are_those_of_the_cpu(device) -> None:
@@ -101,11 +164,13 @@ def test_choosing_on_the_gpu_is_choosing_on_the_cpu(device) -> None:
         torch.from_numpy(one)
         for one in (inverse.astype(np.float32), params.top_k, params.top_p, numbers)
     ]
-    right = choose(logits, RowTensors(*tensors), params)
+    kinds = Kinds.of(params, 32_000)
+    right = choose(logits, RowTensors(*tensors), kinds)
     there = RowTensors(*(one.to(device) for one in tensors))
+    there_logits = logits.to(device)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        got = choose(logits.to(device, non_blocking=True), there, params)
+        got = choose(there_logits, there, kinds)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert got.cpu().tolist() == right.tolist()

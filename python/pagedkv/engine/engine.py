@@ -11,9 +11,6 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pagedkv.block_manager import Snapshot, Statistics
 from pagedkv.config import EngineConfig
 from pagedkv.engine.input_builder import InputBuilder
@@ -23,14 +20,12 @@ from pagedkv.engine.observer import NoObserver, RunObserver
 from pagedkv.engine.output_processor import OutputProcessor
 from pagedkv.engine.pool_size import free_bytes, log_pool
 from pagedkv.engine.requests import Prompt, RequestBuilder
+from pagedkv.engine.step_loop import StepLoop
 from pagedkv.kv_cache import KVCache, num_blocks_for, num_cpu_blocks_for
 from pagedkv.records import (
     Explanation,
-    FinishedRequest,
-    OutputDelta,
     RequestOutput,
     RunFacts,
-    ScheduledStep,
     StepResult,
 )
 from pagedkv.request import Request
@@ -74,6 +69,9 @@ class Engine:
         self._has_begun = False
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
+        is_pipelined = config.async_scheduling
+        if is_pipelined is None:
+            is_pipelined = loaded.device.type == "cuda"
         shape, max_num_seqs = loaded.cache_shape, config.scheduler.max_num_seqs
         num_blocks = num_blocks_for(
             config.cache,
@@ -116,6 +114,7 @@ class Engine:
             max_num_seqs=max_num_seqs,
             vocab_size=loaded.sampled_vocab_size,
             clock=clock,
+            enforce_eager=config.enforce_eager,
         )
         self._requests = RequestBuilder(
             loaded.tokenizer,
@@ -126,6 +125,14 @@ class Engine:
             seed=config.seed,
         )
         self._outputs = OutputProcessor(loaded.tokenizer, max_num_seqs)
+        self._loop = StepLoop(
+            self._manager,
+            self._scheduler,
+            self._runner,
+            self._outputs,
+            clock,
+            is_pipelined=is_pipelined,
+        )
         log_pool(self._facts, config.cache.block_size, loaded.device)
 
     @classmethod
@@ -135,14 +142,15 @@ class Engine:
 
     def observe(self, observer: RunObserver) -> None:
         """Tell an observer all that happens here from now on: pagedkv.replay's Recorder, say, which
-        writes it to a file.
+        writes it to a file. Steps are not pipelined then: what is decided depends on the record
+        alone, not on when a result came.
 
         Raises RuntimeError: there is one already, or requests have come before it.
         """
         if not isinstance(self._observer, NoObserver) or self._has_begun:
             raise RuntimeError("a run is observed by one observer, from before its first request")
         observer.begins(self._config, self._facts, self._clock())
-        self._observer = observer
+        self._observer = self._loop.observer = observer
         self._scheduler.log.listener = observer.noted
 
     # -- requests ----------------------------------------------------------------------
@@ -248,6 +256,7 @@ class Engine:
                 have. Nothing was forked then.
         """
         self._outputs.check_stream(request_id, streams=stream)
+        self._loop.settle()
         parent = self._scheduler.request(request_id)
         like = None
         if params is not None and parent is not None:
@@ -264,88 +273,17 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        """Whether step() has something to do or to tell."""
+        return self._scheduler.has_work or self._loop.has_results
 
     def step(self) -> StepResult:
-        """Run one step; empty when there is nothing to do.
+        """Run one step; empty when there is nothing to do. Pipelined, the next step is on its way
+        when this returns.
 
         An exception in the step ends the step's requests with an error; others go on. An interrupt
         does the same and is passed on.
         """
-        begin_s = self._clock()
-        rates = self._scheduler.rates = self._runner.meter.rates
-        step = self._scheduler.schedule()
-        if step is None:
-            return StepResult([], [])
-        for one in step.preempted:
-            logger.info(
-                "preempted %r: the step needed %d blocks, %d were available; %s (%s)",
-                one.request_id,
-                one.num_blocks_needed,
-                one.num_blocks_available,
-                "swapped out" if one.choice.swaps else "will be computed again",
-                one.choice.why,
-            )
-        self._outputs.admit((*step.admitted, *step.forked))
-        table = self._scheduler.slots
-        try:
-            sampled = self._runner.run(step, table.token_ids)
-        except BaseException as error:
-            text = "interrupted"
-            if isinstance(error, Exception):
-                logger.exception("step %d failed; its requests end", step.step_id)
-                text = f"the step failed: {type(error).__name__}: {error}"
-            self._observer.step_failed(step, table, rates, text)
-            ended = self._scheduler.fail(step, text)
-            self._observer.step_ended(self._manager, [], ended, begin_s, self._clock())
-            result = self._collect([], ended)
-            if isinstance(error, Exception):
-                return result
-            raise
-        self._observer.sampled(
-            step, table, rates, sampled.token_ids, sampled.failed, sampled.candidates
-        )
-        ended = self._scheduler.update(step, *sampled)
-        stopped: list[str] = []
-        deltas: list[OutputDelta] = []
-        for request, token_id in self._new_tokens(step, sampled.token_ids):
-            delta, has_stop = self._outputs.push(request, token_id)
-            if delta is not None:
-                deltas.append(delta)
-            if has_stop:
-                ended += self._scheduler.finish(request.request_id, "stop")
-                stopped.append(request.request_id)
-        result = self._collect(deltas, ended)
-        self._observer.step_ended(self._manager, stopped, ended, begin_s, self._clock())
-        return result
-
-    def _new_tokens(
-        self, step: ScheduledStep, token_ids: NDArray[np.int64]
-    ) -> list[tuple[Request, int]]:
-        """What the step has added to watched requests that go on."""
-        slots = step.slots[step.sample_rows]
-        news = []
-        for i in self._outputs.watched(slots).tolist():
-            request = self._scheduler.request_at(int(slots[i]))
-            if request is not None and request.draw == step.sample_draws[i]:
-                news.append((request, int(token_ids[i])))
-        news += [
-            (request, token_id)
-            for request, token_id in self._scheduler.take_first_tokens()
-            if self._outputs.is_watched(request.request_id)
-            and request.request_id in self._scheduler
-        ]
-        return news
-
-    def _collect(self, deltas: list[OutputDelta], ended: list[FinishedRequest]) -> StepResult:
-        outputs: list[RequestOutput] = []
-        for finished in ended:
-            delta, output = self._outputs.finish(finished)
-            if delta is not None:
-                deltas.append(delta)
-            if output is not None:
-                outputs.append(output)
-        return StepResult(deltas, outputs)
+        return self._loop.step()
 
     # -- looking in --------------------------------------------------------------------
 

@@ -15,26 +15,32 @@ from pagedkv.block_manager import BlockManager, StepTables
 from pagedkv.config import SchedulerConfig
 from pagedkv.engine.step_arrays import StepArrays
 from pagedkv.models import AttentionMetadata
-from pagedkv.records import ScheduledStep
+from pagedkv.records import PENDING, ScheduledStep
 from pagedkv.sampling import RowTensors, SlotParams, uniform
 
 # Bytes of a step's arrays: for each token, sampled row, sequence; and for aligning each of them.
-_PER_TOKEN, _PER_SAMPLE, _PER_SEQ, _ALIGNING = 3 * 8, 8 + 4 + 3 * 8, 2 * 4, 11 * 16 + 4
+_PER_TOKEN, _PER_SAMPLE, _PER_SEQ, _ALIGNING = 4 * 8, 2 * 8 + 4 + 3 * 8, 2 * 4, 13 * 16 + 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTensors:
-    """input_ids, positions int64 [num_tokens]; logit_rows int64 [num_samples], the token whose
-    hidden state gives each sampled row's logits; draws: how each of them is drawn. On the model's
-    device. sample_positions int64 [num_samples], the index in its sequence of the token to be
+    """On the model's device: input_ids, positions, token_slots int64 [num_tokens]; where an id is
+    PENDING, the token that the step before chose for the slot stands for it. logit_rows int64
+    [num_samples], the token whose hidden state gives each sampled row's logits; sample_slots int64
+    [num_samples]; draws: how each of them is drawn. has_pending: whether any id is PENDING.
+
+    sample_positions int64 [num_samples], on the CPU: the index in its sequence of the token to be
     sampled.
     """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
+    token_slots: torch.Tensor
     attn_metadata: AttentionMetadata
     logit_rows: torch.Tensor
+    sample_slots: torch.Tensor
     draws: RowTensors
+    has_pending: bool
     sample_positions: NDArray[np.int64]
 
 
@@ -57,6 +63,7 @@ class InputBuilder:
         self._block_size = manager.block_size
         max_num_blocks = -(-max_model_len // manager.block_size)
         num_seqs, num_tokens = config.max_num_seqs, config.max_num_batched_tokens
+        self.max_num_blocks = max_num_blocks
         self._tables = StepTables(manager, num_seqs, max_num_blocks)
         self._block_tables = np.zeros((num_seqs, max_num_blocks), dtype=np.int32)
         self._arrays = StepArrays(
@@ -64,69 +71,98 @@ class InputBuilder:
         )
 
     def build(
-        self, step: ScheduledStep, token_ids: NDArray[np.int32], params: SlotParams
+        self,
+        step: ScheduledStep,
+        token_ids: NDArray[np.int32],
+        params: SlotParams,
+        *,
+        num_padded: int | None = None,
     ) -> StepTensors:
         """The step on the device.
 
         Args:
             token_ids: the slot table's [max_num_seqs, max_model_len].
             params: of the rows that sample, in their order.
+            num_padded: of a step of decodes alone, which all sample: that many rows, those beyond
+                the step's own being padding, which writes nothing and reads nothing. The tensors
+                of equal num_padded are at equal addresses, but for the block tables.
         """
         take = self._arrays.take
-        num_tokens, num_rows, num_samples = step.num_tokens, step.slots.size, step.sample_rows.size
-        longest = self._block_tables.shape[1]
-        self._arrays.begin(_num_bytes(num_tokens, num_samples, num_rows, longest))
+        num_rows, num_samples = step.slots.size, step.sample_rows.size
+        sizes = step.num_tokens, num_samples, num_rows
+        if num_padded is not None:
+            sizes = num_padded, num_padded, num_padded
+        num_tokens, most_samples, most_rows = sizes
+        self._arrays.begin(_num_bytes(*sizes, self._block_tables.shape[1]))
         ids, input_ids = take(np.int64, num_tokens)
         places, positions = take(np.int64, num_tokens)
         slots, slot_mapping = take(np.int64, num_tokens)
-        lens, seq_lens = take(np.int32, num_rows)
-        starts, query_start_loc = take(np.int32, num_rows + 1)
-        self._tables.write(
-            step.seq_ids,
-            step.query_lens,
-            step.slots,
-            block_tables=self._block_tables,
-            slot_mapping=slots,
-            positions=places,
-            seq_lens=lens,
-            query_start_loc=starts,
-            only_changed=True,
-        )
-        ids[:] = token_ids[np.repeat(step.slots, step.query_lens), places]
-        last, logit_rows = take(np.int64, num_samples)
-        last[:] = starts[step.sample_rows + 1] - 1
+        owners, token_slots = take(np.int64, num_tokens)
+        lens, seq_lens = take(np.int32, most_rows)
+        starts, query_start_loc = take(np.int32, most_rows + 1)
+        num_own = 0
+        if num_rows:
+            num_own = self._tables.write(
+                step.seq_ids,
+                step.query_lens,
+                step.slots,
+                block_tables=self._block_tables,
+                slot_mapping=slots,
+                positions=places,
+                seq_lens=lens,
+                query_start_loc=starts,
+                only_changed=True,
+            )
+        owners[:num_own] = np.repeat(step.slots, step.query_lens)
+        ids[:num_own] = token_ids[owners[:num_own], places[:num_own]]
+        for array, nothing in ((ids, 0), (places, 0), (slots, -1), (owners, 0)):
+            array[num_own:] = nothing
+        lens[num_rows:] = 0
+        starts[num_rows:] = np.arange(num_own, num_own + most_rows - num_rows + 1)
+        last, logit_rows = take(np.int64, most_samples)
+        last[:num_samples] = starts[step.sample_rows + 1] - 1
+        last[num_samples:] = 0
+        targets, sample_slots = take(np.int64, most_samples)
+        targets[:num_samples] = step.slots[step.sample_rows]
+        targets[num_samples:] = self._block_tables.shape[0]  # nobody's
         sample_positions = lens[step.sample_rows].astype(np.int64)
-        draws = self._draws(params, sample_positions)
-        width = -(-int(lens.max()) // self._block_size)
+        draws = self._draws(params, sample_positions, most_samples)
+        width = -(-int(lens.max(initial=0)) // self._block_size)
         rows, block_tables = take(np.int32, num_rows, width)
         rows[:] = self._block_tables[step.slots, :width]
         self._arrays.send()
         return StepTensors(
             input_ids=input_ids,
             positions=positions,
+            token_slots=token_slots,
             attn_metadata=AttentionMetadata(
                 block_tables=block_tables,
                 seq_lens=seq_lens,
                 query_start_loc=query_start_loc,
                 slot_mapping=slot_mapping,
-                max_query_len=int(step.query_lens.max()),
+                max_query_len=int(step.query_lens.max(initial=1)),
             ),
             logit_rows=logit_rows,
+            sample_slots=sample_slots,
             draws=draws,
+            has_pending=bool((ids == PENDING).any()),
             sample_positions=sample_positions,
         )
 
-    def _draws(self, params: SlotParams, positions: NDArray[np.int64]) -> RowTensors:
+    def _draws(self, params: SlotParams, positions: NDArray[np.int64], num_rows: int) -> RowTensors:
+        """Rows beyond those of params are greedy."""
         take, count = self._arrays.take, positions.size
-        inverse, inverse_temperatures = take(np.float32, count)
+        inverse, inverse_temperatures = take(np.float32, num_rows)
         is_drawn = params.temperature > 0
-        inverse[:] = np.divide(1.0, params.temperature, out=np.zeros(count), where=is_drawn)
-        ks, top_k = take(np.int64, count)
-        ks[:] = params.top_k
-        ps, top_p = take(np.float64, count)
-        ps[:] = params.top_p
-        draws, numbers = take(np.float64, count)
-        draws[:] = uniform(params.seeds, positions, params.draws)
+        inverse[:count] = np.divide(1.0, params.temperature, out=np.zeros(count), where=is_drawn)
+        ks, top_k = take(np.int64, num_rows)
+        ks[:count] = params.top_k
+        ps, top_p = take(np.float64, num_rows)
+        ps[:count] = params.top_p
+        draws, numbers = take(np.float64, num_rows)
+        draws[:count] = uniform(params.seeds, positions, params.draws)
+        for array, nothing in ((inverse, 0), (ks, 0), (ps, 1), (draws, 0)):
+            array[count:] = nothing
         return RowTensors(inverse_temperatures, top_k, top_p, numbers)
 
 

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagedkv.engine.decode_graphs import DecodeGraphs
 from pagedkv.engine.input_builder import InputBuilder, StepTensors
 from pagedkv.engine.rate_meter import RateMeter
 from pagedkv.engine.stopwatch import Span, Stopwatch
 from pagedkv.kv_cache import KVCache
 from pagedkv.models import AttentionMetadata
-from pagedkv.records import Candidates, ScheduledStep
-from pagedkv.sampling import SlotParams, best_candidates, choose, chosen_logprobs, sample
+from pagedkv.records import PENDING, Candidates, ScheduledStep, empty_step
+from pagedkv.sampling import Kinds, SlotParams, best_candidates, choose, chosen_logprobs, sample
 
 
 class Sampled(NamedTuple):
@@ -75,7 +76,9 @@ class ModelRunner:
         max_num_seqs: int,
         vocab_size: int,
         clock: Callable[[], float] = time.perf_counter,
+        enforce_eager: bool = False,
     ) -> None:
+        """enforce_eager: without CUDA graphs; as always on a CPU."""
         self._model = model
         self._kv_cache = kv_cache
         self._inputs = inputs
@@ -83,11 +86,33 @@ class ModelRunner:
         self._vocab_size = vocab_size
         device = kv_cache.tensor.device
         self._watch = Stopwatch(device, clock)
+        # By slot, the token that was chosen last, and one for padding.
+        self._latest = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=device)
+        self.meter = RateMeter()
         # Not the default stream: there the copy engines would have to wait for everything.
         self._stream: torch.cuda.Stream | None = None
+        self._graphs: DecodeGraphs | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.meter = RateMeter()
+            if not enforce_eager:
+                self._capture(max_num_seqs)
+
+    @torch.inference_mode()
+    def _capture(self, max_num_seqs: int) -> None:
+        device = self._kv_cache.tensor.device
+        graphs = DecodeGraphs(self._decode, max_num_seqs, self._inputs.max_num_blocks, device)
+        nothing = self._params.rows(np.empty(0, dtype=np.int64))
+
+        def padding(size: int) -> StepTensors:
+            torch.cuda.synchronize(device)  # the memory that is written may still be read
+            ids = np.empty((0, 0), dtype=np.int32)
+            return self._inputs.build(empty_step(), ids, nothing, num_padded=size)
+
+        torch.cuda.synchronize(device)
+        with torch.cuda.stream(self._stream):
+            graphs.capture_common(padding)
+        torch.cuda.synchronize(device)
+        self._graphs = graphs
 
     def run(self, step: ScheduledStep, token_ids: NDArray[np.int32]) -> Sampled:
         """What step.sample_rows chose; launch() and collect()."""
@@ -95,10 +120,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, step: ScheduledStep, token_ids: NDArray[np.int32]) -> Launched:
-        """Start a step. On a GPU it runs on from here by itself.
+        """Start a step. On a GPU it runs on from here by itself. At most one other is on its way.
 
         Args:
-            token_ids: the slot table's [max_num_seqs, max_model_len].
+            token_ids: the slot table's [max_num_seqs, max_model_len]. Where one is PENDING, the
+                step before chooses it.
         """
         for admitted in (*step.admitted, *step.forked):
             request = admitted.request
@@ -106,32 +132,67 @@ class ModelRunner:
                 admitted.slot, request.sampling_params, request.seed, request.num_candidates
             )
         params = self._params.rows(step.slots[step.sample_rows], step.sample_draws)
+        wants_more = bool(params.wants_logprob.any() or params.num_candidates.any())
+        graphs, num_padded = self._graphs, None
+        if graphs is not None and not wants_more and _is_decode(step):
+            num_padded = graphs.size_for(step.slots.size)
         with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            tensors = self._inputs.build(step, token_ids, params)
+            tensors = self._inputs.build(step, token_ids, params, num_padded=num_padded)
             moving = self._move_blocks(step)
+            if graphs is not None and num_padded is not None:
+                kinds = Kinds.of(params, self._vocab_size)
+                chosen = graphs.run(tensors, step.slots.size, kinds)
+                return self._launched(chosen, None, params, moving, None)
             begin = self._watch.mark()
-            hidden = self._model.forward(
-                tensors.input_ids, tensors.positions, self._kv_cache.layers, tensors.attn_metadata
-            )
+            hidden = self._hidden(tensors)
             prefilling = None
             if tensors.attn_metadata.max_query_len > 1:
                 prefilling = step.num_tokens, Span(begin, self._watch.mark())
             logits = None
             chosen = torch.empty(0, dtype=torch.int64)
             if step.sample_rows.size:
-                logits = self._model.compute_logits(hidden[tensors.logit_rows])
-                # Rows of the embedding beyond the tokenizer's vocabulary are padding, never a
-                # token.
-                logits = logits[:, : self._vocab_size]
+                logits = self._logits(hidden[tensors.logit_rows])
                 chosen = self._choose(logits, tensors, params)
-                if not (params.wants_logprob.any() or params.num_candidates.any()):
-                    logits = None
-            done = None
-            if self._stream is not None:
-                chosen = chosen.to("cpu", non_blocking=True)
-                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                done.record()
+            return self._launched(
+                chosen, logits if wants_more else None, params, moving, prefilling
+            )
+
+    def _launched(
+        self,
+        chosen: torch.Tensor,
+        logits: torch.Tensor | None,
+        params: SlotParams,
+        moving: tuple[int, Span] | None,
+        prefilling: tuple[int, Span] | None,
+    ) -> Launched:
+        done = None
+        if self._stream is not None:
+            chosen = chosen.to("cpu", non_blocking=True)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
         return Launched(chosen, logits, params, done, moving, prefilling)
+
+    def _decode(self, tensors: StepTensors, kinds: Kinds) -> torch.Tensor:
+        """A step of decodes, from its inputs to its tokens: what a CUDA graph holds."""
+        logits = self._logits(self._hidden(tensors))
+        return self._keep(choose(logits, tensors.draws, kinds), tensors)
+
+    def _hidden(self, tensors: StepTensors) -> torch.Tensor:
+        input_ids = tensors.input_ids
+        if tensors.has_pending:
+            input_ids = self._latest[tensors.token_slots].where(input_ids == PENDING, input_ids)
+        return self._model.forward(
+            input_ids, tensors.positions, self._kv_cache.layers, tensors.attn_metadata
+        )
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        # Rows of the embedding beyond the tokenizer's vocabulary are padding, never a token.
+        return self._model.compute_logits(hidden)[:, : self._vocab_size]
+
+    def _keep(self, chosen: torch.Tensor, tensors: StepTensors) -> torch.Tensor:
+        """For the next step. A row that has failed goes on with a token that is thrown away."""
+        self._latest.index_copy_(0, tensors.sample_slots, chosen.clamp(min=0))
+        return chosen
 
     @torch.inference_mode()
     def collect(self, launched: Launched) -> Sampled:
@@ -160,10 +221,12 @@ class ModelRunner:
     ) -> torch.Tensor:
         """int64 [num_samples], -1 where a row has failed."""
         if self._stream is not None:
-            return choose(logits, tensors.draws, params)
-        chosen, failed = sample(logits, params, tensors.sample_positions)
-        chosen[failed] = -1
-        return torch.from_numpy(chosen)
+            chosen = choose(logits, tensors.draws, Kinds.of(params, self._vocab_size))
+        else:
+            token_ids, failed = sample(logits, params, tensors.sample_positions)
+            token_ids[failed] = -1
+            chosen = torch.from_numpy(token_ids)
+        return self._keep(chosen, tensors)
 
     def _move_blocks(self, step: ScheduledStep) -> tuple[int, Span] | None:
         """Run the step's pairs in their order: what a block swapped out held is overwritten by one
@@ -183,3 +246,8 @@ class ModelRunner:
         if step.copies.size:
             cache.copy_blocks(torch.from_numpy(step.copies))
         return moving
+
+
+def _is_decode(step: ScheduledStep) -> bool:
+    """Whether each row has one token and gets the next."""
+    return step.num_tokens == step.slots.size == step.sample_rows.size

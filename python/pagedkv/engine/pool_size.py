@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
 import torch
 
 from pagedkv.config import EngineConfig
@@ -15,13 +14,14 @@ from pagedkv.engine.loading import LoadedModel
 from pagedkv.kv_cache import KVCache
 from pagedkv.models import AttentionMetadata
 from pagedkv.records import RunFacts
-from pagedkv.sampling import RowTensors, SlotParams, choose
-from pagedkv.sampling_params import SamplingParams
+from pagedkv.sampling import Kinds, RowTensors, choose
 
 logger = logging.getLogger(__name__)
 
 # What a step may take beyond the profiled one: its arrays, and memory in pieces of other sizes.
 _RESERVE_BYTES = 256 * 2**20
+# What CUDA graphs keep for themselves, in fp32 copies of the largest step's logits.
+_GRAPH_COPIES = 8
 
 
 def free_bytes(loaded: LoadedModel, config: EngineConfig) -> int | None:
@@ -36,7 +36,10 @@ def free_bytes(loaded: LoadedModel, config: EngineConfig) -> int | None:
     run_largest_step(loaded, config)
     torch.cuda.synchronize(loaded.device)
     peak = torch.cuda.max_memory_allocated(loaded.device)
-    left = bytes_left(loaded.device, cache.gpu_memory_utilization, peak + _RESERVE_BYTES)
+    kept = _RESERVE_BYTES
+    if not config.enforce_eager:
+        kept += _GRAPH_COPIES * 4 * config.scheduler.max_num_seqs * loaded.sampled_vocab_size
+    left = bytes_left(loaded.device, cache.gpu_memory_utilization, peak + kept)
     logger.info(
         "a step of %d tokens takes %.2f GiB with the weights, %.2f GiB are left for the pool",
         config.scheduler.max_num_batched_tokens,
@@ -72,12 +75,10 @@ def run_largest_step(loaded: LoadedModel, config: EngineConfig) -> None:
             max_query_len=length,
         ),
     )
-    params = SlotParams(1)
-    params.set(0, SamplingParams(temperature=1.0, top_k=1, top_p=0.5), seed=0)
     ones = torch.ones(num_seqs, device=device)
     rows = RowTensors(ones, ones.long(), ones.double() / 2, ones.double() / 2)
     logits = loaded.model.compute_logits(hidden[:num_seqs])[:, : loaded.sampled_vocab_size]
-    choose(logits, rows, params.rows(np.zeros(num_seqs, dtype=np.int64)))
+    choose(logits, rows, Kinds(draws=True, has_top_k=True, has_top_p=True))
 
 
 def log_pool(facts: RunFacts, block_size: int, device: torch.device) -> None:

@@ -3,9 +3,10 @@
 from pagedkv.sampling.params import SlotParams
 from pagedkv.sampling.philox import philox4x32, uniform
 from pagedkv.sampling.sampler import best_candidates, chosen_logprobs, sample
-from pagedkv.sampling.tensor_sampler import RowTensors, choose
+from pagedkv.sampling.tensor_sampler import Kinds, RowTensors, choose
 
 __all__ = [
+    "Kinds",
     "RowTensors",
     "SlotParams",
     "best_candidates",

@@ -5,6 +5,7 @@ read back, and nothing is sorted. The uniform numbers come from outside.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -28,26 +29,44 @@ class RowTensors:
     numbers: torch.Tensor
 
 
-def choose(logits: torch.Tensor, rows: RowTensors, params: SlotParams) -> torch.Tensor:
+class Kinds(NamedTuple):
+    """What the rows of a batch ask for at all. Known on the CPU, so that nothing that no row wants
+    is launched; more than they ask for changes no token.
+    """
+
+    draws: bool
+    has_top_k: bool
+    has_top_p: bool
+
+    @classmethod
+    def of(cls, params: SlotParams, vocab_size: int) -> Kinds:
+        is_drawn = params.temperature > 0
+        is_cut = (params.top_k > 0) & (params.top_k < vocab_size)
+        return cls(
+            bool(is_drawn.any()),
+            bool((is_drawn & is_cut).any()),
+            bool((is_drawn & (params.top_p < 1)).any()),
+        )
+
+
+def choose(logits: torch.Tensor, rows: RowTensors, kinds: Kinds) -> torch.Tensor:
     """One token per row, as sample() chooses it with the same number; the sums of its distribution
     may differ in their last bits.
 
     Args:
         logits: [n, vocab_size], any floating dtype; computed with in fp32.
-        params: of the same rows; only which filters there are at all is asked of them.
+        kinds: of the same rows.
 
     Returns:
         token ids int64 [n]; -1 where the row had no usable logits.
     """
     values = logits.float()
     largest, token_ids = values.max(dim=1)  # a NaN counts as the largest
-    if (params.temperature > 0).any():
+    if kinds.draws:
         weights = (values - largest[:, None]).mul_(rows.inverse_temperatures[:, None]).exp_()
-        vocab_size = values.shape[1]
-        is_cut = (params.top_k > 0) & (params.top_k < vocab_size)
-        if is_cut.any():
+        if kinds.has_top_k:
             weights = weights.where(values >= _kth_largest(values, rows.top_k)[:, None], 0.0)
-        if (params.top_p < 1).any():
+        if kinds.has_top_p:
             weights = weights.where(weights >= _nucleus_cut(weights, rows.top_p)[:, None], 0.0)
         drawn = _inverse(weights, rows.numbers)
         token_ids = drawn.where(rows.inverse_temperatures > 0, token_ids)

@@ -49,7 +49,7 @@ def check(scheduler: Scheduler) -> None:
         for one in entry.unit:
             is_whole = one.unit is entry.unit and (len(unit) == 1 or one.is_swapped)
             _require(is_whole, "unit", f"{one.key} is not swapped out with {unit}")
-        if runs and scheduler._in_flight is None:
+        if runs and not scheduler._in_flight:
             computed = int(table.num_computed[entry.slot])
             held = manager.num_tokens(entry.seq_id)
             _require(computed == held, "num_computed", f"{computed} is not {held}")

@@ -75,11 +75,10 @@ class Preemption:
         that launched steps hold back will be enough, the rows with the highest rank sit this step
         out instead: preempting would not make room any sooner.
         """
-        running, table = self._running, self._running.slots
+        running = self._running
         preempted: list[Preempted] = []
         while rows.size:
-            needed = self._manager.num_blocks_needed(table.seq_ids[rows], query_lens)
-            needed += self._reserved_blocks(rows, query_lens)
+            needed = self._needed_blocks(rows, query_lens)
             available = self._manager.num_allocatable_blocks
             if needed <= available:
                 break
@@ -102,6 +101,16 @@ class Preemption:
             keep = ~np.isin(rows, list(gone))
             rows, query_lens = rows[keep], query_lens[keep]
         return rows, query_lens, preempted
+
+    def has_room(self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]) -> bool:
+        """Whether nobody need be preempted for these rows."""
+        return self._needed_blocks(rows, query_lens) <= self._manager.num_allocatable_blocks
+
+    def _needed_blocks(self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]) -> int:
+        """Blocks that a step of these rows takes, and those that must stay for reservations."""
+        seq_ids = self._running.slots.seq_ids[rows]
+        needed = self._manager.num_blocks_needed(seq_ids, query_lens)
+        return needed + self._reserved_blocks(rows, query_lens)
 
     def make_way(self, num_step: int) -> list[Preempted]:
         """If the lowest rank is a beam that waits for one of its search which has no slot: the
@@ -147,10 +156,7 @@ class Preemption:
 
         def needed(num_kept: int) -> int:
             kept = by_rank[:num_kept]
-            seq_ids = self._running.slots.seq_ids[rows[kept]]
-            return self._manager.num_blocks_needed(
-                seq_ids, query_lens[kept]
-            ) + self._reserved_blocks(rows[kept], query_lens[kept])
+            return self._needed_blocks(rows[kept], query_lens[kept])
 
         num_kept = bisect.bisect_right(range(1, rows.size + 1), available, key=needed)
         kept = np.sort(by_rank[:num_kept])

@@ -1,10 +1,10 @@
 """Continuous batching over the block manager: which rows the next step holds, who waits, who gives
 up its blocks, who is done.
 
-One step in flight: schedule() -> the engine runs it -> update() or fail(). Every request has a rank
-that never changes (queue.py). Blocks are taken from the highest rank and given to the lowest, so
-whoever runs with the lowest rank always advances. The manager owns block tables; the slot table
-owns token ids.
+schedule() -> the engine runs the step -> update() or fail(); schedule_ahead() plans the next one
+while it runs. Every request has a rank that never changes (queue.py). Blocks are taken from the
+highest rank and given to the lowest, so whoever runs with the lowest rank always advances. The
+manager owns block tables; the slot table owns token ids.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from pagedkv.request import Request
 from pagedkv.sampling_params import check_num_forks
 from pagedkv.scheduler import invariants
 from pagedkv.scheduler.admission import Admission
+from pagedkv.scheduler.ahead import Ahead
 from pagedkv.scheduler.beams import Beams
 from pagedkv.scheduler.cost_model import Rates
 from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.ending import Ending
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
+from pagedkv.scheduler.in_flight import InFlight
 from pagedkv.scheduler.offloading import Offloading
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue, rank_of
@@ -68,8 +70,6 @@ class Scheduler:
         self._queue = RankedQueue()
         self._next_seq_id = 0
         self._num_steps = 0  # calls of schedule
-        self._last_step_id = 0
-        self._in_flight: ScheduledStep | None = None
         self._stalled: tuple[Preempted, ...] = ()  # since the last step
         self.window = Window(manager, window, config.max_num_batched_tokens)
         self._admission = Admission(manager, max_model_len, self.window)
@@ -81,6 +81,23 @@ class Scheduler:
         self._forking = Forking(manager, self._running, self._queue, self._entries)
         shared = (manager, self._running, self._queue, self._entries, self._forking)
         self._beams = Beams(*shared)
+        self._in_flight = InFlight(
+            manager,
+            self._running,
+            self._forking,
+            self._preemption,
+            self._offloading,
+            self.window,
+            self.log,
+        )
+        self._ahead = Ahead(
+            self._running,
+            self._queue,
+            self._forking,
+            self._preemption,
+            self.window,
+            config.max_num_batched_tokens,
+        )
         self._ending = Ending(*shared, self.log, self._beams)
 
     # -- questions ---------------------------------------------------------------------
@@ -195,8 +212,7 @@ class Scheduler:
 
         REQUIRES that like has the prompt and the stop ids of the request.
         """
-        if self._in_flight is not None:
-            raise RuntimeError(f"step {self._in_flight.step_id} is in flight: fork before or after")
+        self._in_flight.require_none("fork before or after")
         check_num_forks(n)
         entry = self._entries.get(request_id)
         if entry is None or entry.group is not None:
@@ -225,13 +241,11 @@ class Scheduler:
         ends that others have launched on this manager. Its blocks are taken and its tokens count as
         computed from here on.
         """
-        if self._in_flight is not None:
-            step_id = self._in_flight.step_id
-            raise RuntimeError(f"step {step_id} is in flight: update or fail it first")
+        self._in_flight.require_none("update or fail it first")
         if not self._entries:
             return None
         self._num_steps += 1
-        self.log.step = self._last_step_id + 1
+        self.log.step = self._in_flight.last_step_id + 1
         displaced = self._preemption.displace(self._num_steps) if self._queue else []
         if self._queue and len(self._running):
             displaced += self._preemption.make_way(self._num_steps)
@@ -259,33 +273,25 @@ class Scheduler:
             return self.schedule()
         if started.admitted:
             rows, query_lens = singles_first(rows, query_lens)
-        evicted = self._manager.take_evicted()
-        if len(evicted):
-            self.log.evictions.add(self.log.step, evicted)
-        reaches_end = self.slots.num_computed[rows] == self.slots.num_tokens[rows]
-        sample_rows, draws = self._forking.expand(rows, np.flatnonzero(reaches_end))
-        swap_out, swap_in = self._offloading.join(
-            self._preemption.take_swapped_out(), started.swapped_in()
+        stalled, self._stalled = self._stalled, ()
+        return self._in_flight.launch(
+            rows, query_lens, copies, started, (*stalled, *displaced, *preempted)
         )
-        self._in_flight = ScheduledStep(
-            step_id=self._manager.begin_step(),
-            slots=rows,
-            seq_ids=self.slots.seq_ids[rows],
-            query_lens=query_lens,
-            sample_rows=sample_rows,
-            sample_draws=draws,
-            num_tokens=int(query_lens.sum()),
-            copies=copies,
-            admitted=tuple(started.admitted),
-            preempted=(*self._stalled, *displaced, *preempted),
-            forked=self._forking.take_in_new_slots(),
-            swap_out=swap_out,
-            swap_in=swap_in,
-            evicted=evicted,
-        )
-        self._stalled = ()
-        self._last_step_id = self._in_flight.step_id
-        return self._in_flight
+
+    def schedule_ahead(self) -> ScheduledStep | None:
+        """The step after the one in flight, before its tokens are known: each of its sampled rows
+        goes on with one that is PENDING in the slot table until update(). None where more than
+        that depends on them (ahead.py), and unless exactly one step is in flight.
+        """
+        planned = self._ahead.rows(self._in_flight.oldest) if len(self._in_flight) == 1 else None
+        if planned is None:
+            return None
+        rows, query_lens = planned
+        self._num_steps += 1
+        self.log.step = self._in_flight.last_step_id + 1
+        copies = self._manager.append_batch(self.slots.seq_ids[rows], query_lens)
+        self.slots.num_computed[rows] += query_lens
+        return self._in_flight.launch(rows, query_lens, copies, Started(), ())
 
     def update(
         self,
@@ -307,7 +313,7 @@ class Scheduler:
                 f"step {step.step_id} samples {step.sample_rows.size} rows, "
                 f"got token ids of shape {token_ids.shape}"
             )
-        self._land(step)
+        computed = self._in_flight.land(step)
         table = self.slots
         alive = table.seq_ids[step.slots] == step.seq_ids
         sampled_alive = alive[step.sample_rows]
@@ -332,9 +338,10 @@ class Scheduler:
             forked = self._forking.fork_groups(step, others, token_ids, logprobs)
             slots = np.concatenate([slots, forked.slots])
             new_ids = np.concatenate([new_ids, forked.new_ids])
-        table.token_ids[slots, table.num_tokens[slots]] = new_ids
-        table.num_tokens[slots] += 1
-        self._publish(step, alive, rows, new_ids, None if forked is None else forked.slots)
+        table.accept(slots, new_ids)
+        self._in_flight.publish(
+            step, alive, rows, new_ids, computed, None if forked is None else forked.slots
+        )
 
         ends = self._ending.ends_of(slots, new_ids, step.slots[bad_rows])
         if forked is not None:
@@ -350,7 +357,7 @@ class Scheduler:
         published, others go on. Whether its swaps ran is not known, so those that it swapped out
         will be computed again, and what the prefix cache moved is forgotten.
         """
-        self._land(step, has_failed=True)
+        self._in_flight.land(step, has_failed=True)
         for one in step.preempted:
             entry = self._entries.get(one.request_id)
             if entry is not None and entry.is_swapped:
@@ -359,38 +366,6 @@ class Scheduler:
         return self._ending.end(
             [(self._running.entry_at(int(slot)), "error", error) for slot in step.slots[alive]]
         )
-
-    # -- parts of update ---------------------------------------------------------------
-
-    def _land(self, step: ScheduledStep, *, has_failed: bool = False) -> None:
-        if self._in_flight is not step:
-            raise RuntimeError(f"step {step.step_id} is not the one in flight")
-        self._in_flight = None
-        self._manager.end_step(step.step_id, has_failed=has_failed)
-
-    def _publish(
-        self,
-        step: ScheduledStep,
-        alive: NDArray[np.bool_],
-        sampled_rows: NDArray[np.int64],
-        new_ids: NDArray[np.int64],
-        forked_slots: NDArray[np.int64] | None,
-    ) -> None:
-        """Make the computed full blocks of the rows that are alive findable, and tell the manager
-        the new ids: one of each sampled row, then one of each fork.
-        """
-        counts = np.zeros(step.slots.size, dtype=np.int64)
-        counts[sampled_rows] = 1
-        if not alive.all():
-            counts = counts[alive]
-        slots, table = step.slots[alive], self.slots
-        if forked_slots is not None:
-            slots = np.concatenate([slots, forked_slots])
-            counts = np.concatenate([counts, np.ones(forked_slots.size, dtype=np.int64)])
-        self._manager.publish_batch(
-            table.seq_ids[slots], new_ids, counts, table.num_computed[slots]
-        )
-        self.window.free_behind(table, slots)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books are wrong: I8, order, slots, counts (invariants.py)."""

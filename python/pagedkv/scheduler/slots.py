@@ -11,6 +11,7 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.records import PENDING
 from pagedkv.request import Request
 
 FREE = -1
@@ -21,7 +22,7 @@ class SlotTable:
 
     Interval of a row of token_ids, by owner:
         [0, prompt_len)             the request's prompt
-        [prompt_len, num_tokens)    generated
+        [prompt_len, num_tokens)    generated; the last is PENDING where is_pending
         [num_tokens, ...)           nobody's; not initialised
     num_computed[slot] <= num_tokens[slot] counts the tokens whose K/V a launched step has computed
     or is computing.
@@ -33,6 +34,7 @@ class SlotTable:
         self.seq_ids = np.full(max_num_seqs, FREE, dtype=np.int64)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self.is_pending = np.zeros(max_num_seqs, dtype=np.bool_)
         # Leading blocks given back behind a sliding window.
         self.num_freed_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self.max_len = np.zeros(max_num_seqs, dtype=np.int64)  # prompt_len + max_tokens
@@ -70,6 +72,7 @@ class SlotTable:
         self.seq_ids[slot] = seq_id
         self.num_tokens[slot] = token_ids.size
         self.num_computed[slot] = 0
+        self.is_pending[slot] = False
         self.num_freed_blocks[slot] = 0
         self.max_len[slot] = request.prompt_len + request.max_tokens
         self.draws[slot] = request.draw
@@ -95,9 +98,22 @@ class SlotTable:
         self.seq_ids[slot] = FREE
         heapq.heappush(self._free, slot)
 
+    def expect(self, slots: NDArray[np.int64]) -> None:
+        """Count the token that a launched step chooses for each, where it is not counted yet."""
+        slots = slots[~self.is_pending[slots]]
+        self.token_ids[slots, self.num_tokens[slots]] = PENDING
+        self.num_tokens[slots] += 1
+        self.is_pending[slots] = True
+
+    def accept(self, slots: NDArray[np.int64], new_ids: NDArray[np.int64]) -> None:
+        """Write the token that was chosen for each."""
+        self.num_tokens[slots] += ~self.is_pending[slots]
+        self.is_pending[slots] = False
+        self.token_ids[slots, self.num_tokens[slots] - 1] = new_ids
+
     def known_token_ids(self, slot: int) -> NDArray[np.int32]:
         """A copy of the row's prompt and generated tokens."""
-        return self.token_ids[slot, : self.num_tokens[slot]].copy()
+        return self.token_ids[slot, : self.num_tokens[slot] - self.is_pending[slot]].copy()
 
     def check_invariants(self) -> None:
         """Free slots are exactly those without a sequence; sequences and counts make sense."""

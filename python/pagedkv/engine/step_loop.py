@@ -1,0 +1,182 @@
+"""The engine's steps: schedule, launch, collect, update, text; pipelined where asked for: the next
+step is scheduled and launched while one runs, and its results are waited for after that.
+
+A step that could not be planned ahead is scheduled when the one before it has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.block_manager import BlockManager
+from pagedkv.engine.model_runner import Launched, ModelRunner
+from pagedkv.engine.observer import NoObserver, RunObserver
+from pagedkv.engine.output_processor import OutputProcessor
+from pagedkv.records import (
+    FinishedRequest,
+    OutputDelta,
+    RequestOutput,
+    ScheduledStep,
+    StepResult,
+)
+from pagedkv.request import Request
+from pagedkv.scheduler import Rates, Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A step that was scheduled: on its way, or why it could not be launched."""
+
+    step: ScheduledStep
+    rates: Rates
+    begin_s: float
+    launched: Launched | BaseException
+
+
+class StepLoop:
+    """Owner of the step that is on its way between two calls of step(): at most one."""
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        outputs: OutputProcessor,
+        clock: Callable[[], float],
+        *,
+        is_pipelined: bool,
+    ) -> None:
+        self._manager = manager
+        self._scheduler = scheduler
+        self._runner = runner
+        self._outputs = outputs
+        self._clock = clock
+        self._is_pipelined = is_pipelined
+        self._flight: _Flight | None = None
+        self._settled = StepResult([], [])
+        self.observer: RunObserver | NoObserver = NoObserver()
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a step is on its way, or one that has ended has something to tell."""
+        return bool(self._flight or self._settled.deltas or self._settled.finished)
+
+    def step(self) -> StepResult:
+        """One step's results, and those of steps that were settled before it."""
+        flight = self._flight or self._launch(self._scheduler.schedule)
+        self._flight = None
+        if flight is not None:
+            if self._is_pipelined and isinstance(self.observer, NoObserver):
+                self._flight = self._launch(self._scheduler.schedule_ahead)
+            self._keep(self._land(flight))
+        if not self._scheduler.has_work:
+            self.settle()  # what is left has rows of requests that have ended
+        result, self._settled = self._settled, StepResult([], [])
+        return result
+
+    def settle(self) -> None:
+        """Wait for the step that is on its way; its results come with the next step()."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self._keep(self._land(flight))
+
+    def _keep(self, result: StepResult) -> None:
+        self._settled = StepResult(
+            self._settled.deltas + result.deltas, self._settled.finished + result.finished
+        )
+
+    def _launch(self, schedule: Callable[[], ScheduledStep | None]) -> _Flight | None:
+        begin_s = self._clock()
+        rates = self._scheduler.rates = self._runner.meter.rates
+        step = schedule()
+        if step is None:
+            return None
+        for one in step.preempted:
+            logger.info(
+                "preempted %r: the step needed %d blocks, %d were available; %s (%s)",
+                one.request_id,
+                one.num_blocks_needed,
+                one.num_blocks_available,
+                "swapped out" if one.choice.swaps else "will be computed again",
+                one.choice.why,
+            )
+        self._outputs.admit((*step.admitted, *step.forked))
+        launched: Launched | BaseException
+        try:
+            launched = self._runner.launch(step, self._scheduler.slots.token_ids)
+        except BaseException as error:
+            launched = error  # told when the steps before it have ended
+        return _Flight(step, rates, begin_s, launched)
+
+    def _land(self, flight: _Flight) -> StepResult:
+        """Wait for a step and pass on what it chose."""
+        step, table = flight.step, self._scheduler.slots
+        try:
+            if isinstance(flight.launched, BaseException):
+                raise flight.launched
+            sampled = self._runner.collect(flight.launched)
+        except BaseException as error:
+            text = "interrupted"
+            if isinstance(error, Exception):
+                logger.exception("step %d failed; its requests end", step.step_id)
+                text = f"the step failed: {type(error).__name__}: {error}"
+            self.observer.step_failed(step, table, flight.rates, text)
+            ended = self._scheduler.fail(step, text)
+            self.observer.step_ended(self._manager, [], ended, flight.begin_s, self._clock())
+            result = self._collect([], ended)
+            if isinstance(error, Exception):
+                return result
+            raise
+        self.observer.sampled(
+            step, table, flight.rates, sampled.token_ids, sampled.failed, sampled.candidates
+        )
+        ended = self._scheduler.update(step, *sampled)
+        stopped: list[str] = []
+        deltas: list[OutputDelta] = []
+        for request, token_id in self._new_tokens(step, sampled.token_ids):
+            delta, has_stop = self._outputs.push(request, token_id)
+            if delta is not None:
+                deltas.append(delta)
+            if has_stop:
+                ended += self._scheduler.finish(request.request_id, "stop")
+                stopped.append(request.request_id)
+        result = self._collect(deltas, ended)
+        self.observer.step_ended(self._manager, stopped, ended, flight.begin_s, self._clock())
+        return result
+
+    def _new_tokens(
+        self, step: ScheduledStep, token_ids: NDArray[np.int64]
+    ) -> list[tuple[Request, int]]:
+        """What the step has added to watched requests that go on."""
+        slots = step.slots[step.sample_rows]
+        seq_ids = step.seq_ids[step.sample_rows]
+        news = []
+        for i in self._outputs.watched(slots).tolist():
+            request = self._scheduler.request_at(int(slots[i]))
+            is_same = self._scheduler.slots.seq_ids[slots[i]] == seq_ids[i]
+            if request is not None and is_same and request.draw == step.sample_draws[i]:
+                news.append((request, int(token_ids[i])))
+        news += [
+            (request, token_id)
+            for request, token_id in self._scheduler.take_first_tokens()
+            if self._outputs.is_watched(request.request_id)
+            and request.request_id in self._scheduler
+        ]
+        return news
+
+    def _collect(self, deltas: list[OutputDelta], ended: list[FinishedRequest]) -> StepResult:
+        outputs: list[RequestOutput] = []
+        for finished in ended:
+            delta, output = self._outputs.finish(finished)
+            if delta is not None:
+                deltas.append(delta)
+            if output is not None:
+                outputs.append(output)
+        return StepResult(deltas, outputs)

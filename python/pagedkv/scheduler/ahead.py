@@ -1,0 +1,59 @@
+"""The rows of the step after the one that runs, before its tokens are known: what can be planned
+without them.
+
+A row that gets a token goes on with it, whatever it is; whether it ends the request is learnt one
+step late, and costs one row that is thrown away. Everything else waits for the tokens: new
+requests, which find what a step has published; preemption, whose victims must know their last
+token; answers that are forked from a prompt, beams, and windows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.records import ScheduledStep
+from pagedkv.scheduler.forking import Forking
+from pagedkv.scheduler.preemption import Preemption
+from pagedkv.scheduler.queue import RankedQueue
+from pagedkv.scheduler.rows import share_budget, unfinished
+from pagedkv.scheduler.running import RunningSet
+from pagedkv.scheduler.window import Window
+
+
+class Ahead:
+    """Plans; takes no blocks."""
+
+    def __init__(
+        self,
+        running: RunningSet,
+        queue: RankedQueue,
+        forking: Forking,
+        preemption: Preemption,
+        window: Window,
+        max_num_batched_tokens: int,
+    ) -> None:
+        self._running = running
+        self._queue = queue
+        self._forking = forking
+        self._preemption = preemption
+        self._window = window
+        self._max_num_batched_tokens = max_num_batched_tokens
+
+    def rows(self, running: ScheduledStep) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Slots and token counts of the step after the running one, as share_budget has them; None:
+        it has to wait for the tokens, or there is nothing to compute.
+        """
+        if self._queue or self._forking.groups or self._window.size:
+            return None
+        table = self._running.slots
+        slots = running.slots[running.sample_rows]
+        is_alive = table.seq_ids[slots] == running.seq_ids[running.sample_rows]
+        table.expect(slots[is_alive])
+        order = self._running.order
+        ends = table.is_pending[order] & (table.num_tokens[order] >= table.max_len[order])
+        order, remaining = unfinished(order[~ends], table)
+        if order.size == 0:
+            return None
+        rows, query_lens = share_budget(order, remaining, self._max_num_batched_tokens)
+        return (rows, query_lens) if self._preemption.has_room(rows, query_lens) else None
