@@ -31,10 +31,10 @@ class DecodeGraphs:
     ) -> None:
         self._body = body
         few = [size for size in (1, 2, 4) if size < max_num_seqs]
-        self.sizes = [*few, *range(_STEP, max_num_seqs, _STEP), max_num_seqs]
+        self.sizes: list[int] = [*few, *range(_STEP, max_num_seqs, _STEP), max_num_seqs]
         self._tables = torch.zeros(max_num_seqs, max_num_blocks, dtype=torch.int32, device=device)
         self._graphs: dict[tuple[int, Kinds], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
 
     def size_for(self, num_rows: int) -> int:
         """The smallest size that is not below num_rows."""

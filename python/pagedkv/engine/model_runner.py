@@ -25,8 +25,8 @@ from pagedkv.sampling import Kinds, SlotParams, best_candidates, choose, chosen_
 
 
 class Sampled(NamedTuple):
-    """token_ids int64, failed bool, logprobs float64, each [num_samples]; logprobs None: none is
-    wanted.
+    """token_ids int64, failed bool, logprobs float64, each [num_samples]. The token of a row that
+    has failed means nothing. logprobs None: none is wanted.
     """
 
     token_ids: NDArray[np.int64]
@@ -205,14 +205,15 @@ class ModelRunner:
         if launched.prefilling is not None:
             num_tokens, span = launched.prefilling
             self.meter.prefilled(num_tokens, span.seconds())
-        chosen = launched.token_ids.numpy().copy()
+        failed = launched.token_ids.numpy() < 0
+        chosen = np.maximum(launched.token_ids.numpy(), 0)
         if launched.logits is None:
-            return Sampled(chosen, chosen < 0, None)
+            return Sampled(chosen, failed, None)
         best = best_candidates(launched.logits, launched.params)
         return Sampled(
             chosen,
-            chosen < 0,
-            chosen_logprobs(launched.logits, launched.params, np.maximum(chosen, 0)),
+            failed,
+            chosen_logprobs(launched.logits, launched.params, chosen),
             None if best is None else Candidates(*best),
         )
 

@@ -2,8 +2,8 @@
 without them.
 
 A row that gets a token goes on with it, whatever it is; whether it ends the request is learnt one
-step late, and costs one row that is thrown away. Everything else waits for the tokens: new
-requests, which find what a step has published; preemption, whose victims must know their last
+step late, and costs one row that is thrown away. Everything else waits for the tokens: requests
+that may start, which find what a step has published; preemption, whose victims must know their last
 token; answers that are forked from a prompt, beams, and windows.
 """
 
@@ -39,12 +39,26 @@ class Ahead:
         self._preemption = preemption
         self._window = window
         self._max_num_batched_tokens = max_num_batched_tokens
+        # Whether those that queue were all looked at, none could start, and nothing has changed.
+        self._none_can_start = False
+
+    def looked_at_queue(self, *, none_can_start: bool) -> None:
+        """What schedule() found. REQUIRES of none_can_start that no prompt is being computed, whose
+        prefix others wait for.
+        """
+        self._none_can_start = none_can_start
+
+    def queue_may_start(self) -> None:
+        """Something has come or gone since."""
+        self._none_can_start = False
 
     def rows(self, running: ScheduledStep) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Slots and token counts of the step after the running one, as share_budget has them; None:
         it has to wait for the tokens, or there is nothing to compute.
         """
-        if self._queue or self._forking.groups or self._window.size:
+        if self._queue and not self._none_can_start:
+            return None
+        if self._forking.groups or self._window.size:
             return None
         table = self._running.slots
         slots = running.slots[running.sample_rows]

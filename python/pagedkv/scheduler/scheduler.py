@@ -190,6 +190,7 @@ class Scheduler:
             num_running=len(self._running),
         )
         self._queue.push(entry)
+        self._ahead.queue_may_start()
 
     def finish(
         self, request_id: str, reason: FinishReason, *, error: str | None = None
@@ -201,6 +202,7 @@ class Scheduler:
         """
         group = self._forking.groups.get(request_id)
         entries = self._forking.members(group) if group else [self._entries[request_id]]
+        self._ahead.queue_may_start()
         return self._ending.end([(entry, reason, error) for entry in entries])
 
     def fork(
@@ -273,10 +275,13 @@ class Scheduler:
             return self.schedule()
         if started.admitted:
             rows, query_lens = singles_first(rows, query_lens)
-        stalled, self._stalled = self._stalled, ()
-        return self._in_flight.launch(
-            rows, query_lens, copies, started, (*stalled, *displaced, *preempted)
+        gone, self._stalled = (*self._stalled, *displaced, *preempted), ()
+        self._ahead.looked_at_queue(
+            none_can_start=self.config.scheduling_policy == "fcfs"
+            and not (started.admitted or gone)
+            and int(query_lens.sum()) == rows.size
         )
+        return self._in_flight.launch(rows, query_lens, copies, started, gone)
 
     def schedule_ahead(self) -> ScheduledStep | None:
         """The step after the one in flight, before its tokens are known: each of its sampled rows
@@ -347,6 +352,8 @@ class Scheduler:
         if forked is not None:
             ends += [(entry, reason, None) for entry, reason in forked.ended]
         ended = self._ending.end(ends)
+        if ends:
+            self._ahead.queue_may_start()
         if candidates is not None:
             done = self._beams.advance()
             ended += self._ending.end([(beam, "length", None) for beam in done])
@@ -358,6 +365,7 @@ class Scheduler:
         will be computed again, and what the prefix cache moved is forgotten.
         """
         self._in_flight.land(step, has_failed=True)
+        self._ahead.queue_may_start()
         for one in step.preempted:
             entry = self._entries.get(one.request_id)
             if entry is not None and entry.is_swapped:
