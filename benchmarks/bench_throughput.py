@@ -44,6 +44,27 @@ SHAPES: dict[str, dict[str, object]] = {
         },
         "torch_dtype": "bfloat16",
     },
+    "Qwen3-0.6B": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    },
+}
+
+OPTIONS: dict[str, object] = {
+    "load_format": "dummy",
+    "max_model_len": 32768,
+    "max_num_batched_tokens": 8192,
 }
 
 Requests = tuple[list[list[int]], list[int]]  # prompts, output lengths
@@ -88,9 +109,9 @@ def _prefill() -> Requests:
 
 
 MIXES = {
-    "bs1": Mix(lambda: _single(1), "ms/token", {"Llama-3.1-8B": 4.0}),
+    "bs1": Mix(lambda: _single(1), "ms/token", {"Llama-3.1-8B": 4.0, "Qwen3-0.6B": 1.0}),
     "bs32": Mix(lambda: _single(32), "tok/s out", {"Llama-3.1-8B": 5000}),
-    "mixed256": Mix(_mixed, "tok/s out", {"Llama-3.1-8B": 11000}),
+    "mixed256": Mix(_mixed, "tok/s out", {"Llama-3.1-8B": 11000, "Qwen3-0.6B": 30000}),
     "prefix2048": Mix(_prefix, "tok/s out", {"Llama-3.1-8B": 16000}),
     "prefill64x4000": Mix(_prefill, "tok/s in", {"Llama-3.1-8B": 42000}),
 }
@@ -179,7 +200,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
             begin = time.perf_counter()
-            llm = LLM(folder, load_format="dummy", max_model_len=32768, **options.options)
+            llm = LLM(folder, **{**OPTIONS, **options.options})
+            if options.options:
+                notes.append(f"options: {json.dumps(options.options)}")
             notes.append(f"{shape}: {time.perf_counter() - begin:.1f} s from start to ready")
         for name in options.mix or MIXES:
             made.append(measure(llm, shape, name, options.runs))

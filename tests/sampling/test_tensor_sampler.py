@@ -103,3 +103,15 @@ def test_the_largest_number_below_one_takes_the_last_token_with_a_weight() -> No
     numbers = np.array([0.0, 1 - 2.0**-53])
     got = chosen(np.tile(logits, (2, 1)), params, numbers)
     assert got == [3, 700]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_16_bits_are_computed_with_in_32(dtype: torch.dtype) -> None:
+    rows = [
+        SamplingParams(temperature=0.3, top_k=k, top_p=p) for k, p in ((0, 1), (9, 1), (9, 0.7))
+    ]
+    params = slot_params(rows * 20)
+    logits = torch.randn(60, 900, generator=torch.Generator().manual_seed(2)).to(dtype) * 5
+    tensors = row_tensors(params, uniform(params.seeds, np.arange(60)))
+    kinds = Kinds.of(params, 900)
+    assert torch.equal(choose(logits, tensors, kinds), choose(logits.float(), tensors, kinds))

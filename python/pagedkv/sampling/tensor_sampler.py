@@ -60,11 +60,13 @@ def choose(logits: torch.Tensor, rows: RowTensors, kinds: Kinds) -> torch.Tensor
     Returns:
         token ids int64 [n]; -1 where the row had no usable logits.
     """
-    values = logits.float()
-    largest, token_ids = values.max(dim=1)  # a NaN counts as the largest
+    best, token_ids = logits.max(dim=1)  # a NaN counts as the largest
+    largest = best.float()
     if kinds.draws:
-        weights = (values - largest[:, None]).mul_(rows.inverse_temperatures[:, None]).exp_()
+        # The difference of 16-bit logits and an fp32 vector is made in fp32, in one pass.
+        weights = (logits - largest[:, None]).mul_(rows.inverse_temperatures[:, None]).exp_()
         if kinds.has_top_k:
+            values = logits.float()
             weights = weights.where(values >= _kth_largest(values, rows.top_k)[:, None], 0.0)
         if kinds.has_top_p:
             weights = weights.where(weights >= _nucleus_cut(weights, rows.top_p)[:, None], 0.0)
@@ -120,8 +122,11 @@ def _inverse(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     exceeds number * total; a weight of 0 is never it.
     """
     padding = -weights.shape[1] % _CHUNK
-    chunks = functional.pad(weights, (0, padding)).view(weights.shape[0], -1, _CHUNK)
-    ends = chunks.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
+    if padding:
+        weights = functional.pad(weights, (0, padding))
+    chunks = weights.view(weights.shape[0], -1, _CHUNK)
+    # fp64 sums of all elements would first make a copy of them in fp64.
+    ends = chunks.sum(dim=2).cumsum(dim=1, dtype=torch.float64)
     total = ends[:, -1:]
     below = torch.nextafter(total, torch.zeros_like(total))
     target = (numbers[:, None] * total).minimum(below)
