@@ -33,7 +33,7 @@ def test_an_unknown_option_names_the_closest(name: str, close: str) -> None:
 
 
 def test_an_option_like_no_other_lists_them_all() -> None:
-    with pytest.raises(ValueError, match=r"options are block_size, device, .*watermark"):
+    with pytest.raises(ValueError, match=r"options are async_scheduling, block_size, .*watermark"):
         EngineConfig.from_options("m", zzzzzz=1)
 
 
@@ -65,6 +65,8 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ({"priority_ageing_steps": 0}, "priority_ageing_steps must be at least 1"),
         ({"max_num_overtakes": -1}, "max_num_overtakes must be at least 0"),
         ({"reserve_after_preemptions": 0}, "reserve_after_preemptions must be at least 1"),
+        ({"enforce_eager": 1}, "enforce_eager must be True or False, got 1"),
+        ({"async_scheduling": "yes"}, "async_scheduling must be True or False, got 'yes'"),
         ({"dtype": "float64"}, "dtype must be one of auto, float32, bfloat16, float16"),
         ({"max_model_len": 1}, "max_model_len must be at least 2"),
         ({"seed": -1}, "seed must be at least 0"),
