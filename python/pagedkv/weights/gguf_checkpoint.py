@@ -10,9 +10,18 @@ import gguf
 import numpy as np
 import torch
 
-from pagedkv.weights import gguf_llama
 from pagedkv.weights.checkpoint import Checkpoint
+from pagedkv.weights.gguf_gpt2 import GPT2Architecture
 from pagedkv.weights.gguf_header import GGUFHeader, TensorPlace, read_header
+from pagedkv.weights.gguf_llama import ROPE_FACTORS, LlamaArchitecture
+
+Architecture = LlamaArchitecture | GPT2Architecture
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": LlamaArchitecture("llama", "LlamaForCausalLM", interleaves=True),
+    "qwen2": LlamaArchitecture("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": LlamaArchitecture("qwen3", "Qwen3ForCausalLM", has_qk_norm=True),
+    "gpt2": GPT2Architecture(),
+}
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -28,36 +37,25 @@ def open_gguf(path: Path) -> Checkpoint:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     header = read_header(path, data)
     named = header.metadata.get("general.architecture")
-    architecture = gguf_llama.ARCHITECTURES.get(named) if isinstance(named, str) else None
+    architecture = ARCHITECTURES.get(named) if isinstance(named, str) else None
     if architecture is None:
         raise ValueError(
             f"{path}: the GGUF architecture {named!r} is not supported; "
-            f"supported are {', '.join(gguf_llama.ARCHITECTURES)}"
+            f"supported are {', '.join(ARCHITECTURES)}"
         )
     names = _hf_names(path, architecture, header)
     try:
-        config = gguf_llama.config_of(
-            architecture,
-            header.metadata,
-            frozenset(header.tensors),
-            _rope_factors(path, data, header),
+        config = architecture.config_of(
+            header.metadata, frozenset(header.tensors), _rope_factors(path, data, header)
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    assert isinstance(num_heads, int)
-    assert isinstance(num_kv_heads, int)
 
     def read() -> Iterator[tuple[str, torch.Tensor]]:
         for name, place in header.tensors.items():
             if name in names:
                 tensor = _dequantised(path, data, place)
-                if architecture.interleaves:
-                    tensor = gguf_llama.in_hf_order(
-                        name, tensor, num_heads=num_heads, num_kv_heads=num_kv_heads
-                    )
-                yield names[name], tensor
+                yield names[name], architecture.in_hf_form(name, tensor, config)
 
     return Checkpoint(
         path=path,
@@ -69,11 +67,9 @@ def open_gguf(path: Path) -> Checkpoint:
     )
 
 
-def _hf_names(
-    path: Path, architecture: gguf_llama.Architecture, header: GGUFHeader
-) -> dict[str, str]:
+def _hf_names(path: Path, architecture: Architecture, header: GGUFHeader) -> dict[str, str]:
     names = {name: architecture.hf_name(name) for name in header.tensors}
-    names.pop(gguf_llama.ROPE_FACTORS, None)
+    names.pop(ROPE_FACTORS, None)
     unknown = sorted(name for name, found in names.items() if found is None)
     if unknown:
         raise ValueError(
@@ -83,7 +79,7 @@ def _hf_names(
 
 
 def _rope_factors(path: Path, data: mmap.mmap, header: GGUFHeader) -> torch.Tensor | None:
-    place = header.tensors.get(gguf_llama.ROPE_FACTORS)
+    place = header.tensors.get(ROPE_FACTORS)
     return None if place is None else _dequantised(path, data, place)
 
 

@@ -4,11 +4,12 @@ where llama.cpp changes it, the rows of Q and K in their own order. Used by gguf
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+
+from pagedkv.weights.gguf_metadata import BLOCK, Metadata
 
 # GGUF's name inside a block -> Hugging Face's name inside a layer.
 _BLOCK_NAMES = {
@@ -27,7 +28,6 @@ _OTHER_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)")
 # Beside these, where the architecture has them.
 _NORM_NAMES = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 # Factors of llama3-style rotary scaling: they enter the configuration, not the model's tensors.
@@ -35,8 +35,8 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
-    """One of GGUF's: its name in Hugging Face's files, and what is special about its own.
+class LlamaArchitecture:
+    """One of Llama's shape: its name in Hugging Face's files, and what is special about its own.
 
     interleaves: Q and K rows that are rotated together are neighbours. has_qk_norm: norms of
     queries and keys.
@@ -51,62 +51,47 @@ class Architecture:
         """Hugging Face's name of a GGUF tensor, or None if the architecture has no such tensor."""
         if name in _OTHER_NAMES:
             return _OTHER_NAMES[name]
-        match = _BLOCK.fullmatch(name)
+        match = BLOCK.fullmatch(name)
         names = {**_BLOCK_NAMES, **(_NORM_NAMES if self.has_qk_norm else {})}
         if match is None or match[2] not in names:
             return None
         return f"model.layers.{match[1]}.{names[match[2]]}.{match[3]}"
 
+    def config_of(
+        self,
+        values: Mapping[str, object],
+        names: frozenset[str],
+        rope_factors: torch.Tensor | None,
+    ) -> dict[str, object]:
+        """The config.json that this file would have had.
 
-ARCHITECTURES = {
-    one.name: one
-    for one in (
-        Architecture("llama", "LlamaForCausalLM", interleaves=True),
-        Architecture("qwen2", "Qwen2ForCausalLM"),
-        Architecture("qwen3", "Qwen3ForCausalLM", has_qk_norm=True),
-    )
-}
+        Args:
+            names: the GGUF names of the tensors. rope_factors: fp32 [head_dim / 2], where the file
+                has them.
 
+        Raises:
+            ValueError: a value is missing, malformed, or asks for what is not supported.
+        """
+        return _config_of(self, values, names, rope_factors)
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
-    """A GGUF file's metadata below its architecture's name, read with the checks that every value
-    needs."""
-
-    values: Mapping[str, object]
-    prefix: str
-
-    def get(self, key: str, default: object = None) -> object:
-        return self.values.get(self.prefix + key, default)
-
-    def positive(self, key: str, default: int | None = None) -> int:
-        value, key = self.get(key, default), self.prefix + key
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"GGUF metadata: {key} is {value!r}, not a positive whole number")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value, key = self.get(key, default), self.prefix + key
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"GGUF metadata: {key} is {value!r}, not a number")
-        return float(value)
+    def in_hf_form(
+        self, name: str, tensor: torch.Tensor, config: Mapping[str, object]
+    ) -> torch.Tensor:
+        """The tensor as Hugging Face's files have it."""
+        if not self.interleaves:
+            return tensor
+        num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        assert isinstance(num_heads, int)
+        assert isinstance(num_kv_heads, int)
+        return in_hf_order(name, tensor, num_heads=num_heads, num_kv_heads=num_kv_heads)
 
 
-def config_of(
-    architecture: Architecture,
+def _config_of(
+    architecture: LlamaArchitecture,
     values: Mapping[str, object],
     names: frozenset[str],
     rope_factors: torch.Tensor | None,
 ) -> dict[str, object]:
-    """The config.json that this file would have had.
-
-    Args:
-        names: the GGUF names of the tensors. rope_factors: fp32 [head_dim / 2], where the file has
-            them.
-
-    Raises:
-        ValueError: a value is missing, malformed, or asks for what is not supported.
-    """
     prefix = f"{architecture.name}."
     metadata = Metadata(values, prefix)
     if num_experts := metadata.get("expert_count", 0):
@@ -139,7 +124,7 @@ def config_of(
         "num_attention_heads": num_heads,
         "num_key_value_heads": metadata.positive("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "vocab_size": _vocab_size(metadata),
+        "vocab_size": metadata.vocab_size(),
         "max_position_embeddings": max_len,
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.number("rope.freq_base", 10000.0),
@@ -151,17 +136,6 @@ def config_of(
         "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": values.get("tokenizer.ggml.eos_token_id"),
     }
-
-
-def _vocab_size(metadata: Metadata) -> int:
-    if metadata.get("vocab_size") is not None:
-        return metadata.positive("vocab_size")
-    tokens = metadata.values.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
-        raise ValueError(
-            f"GGUF metadata: neither {metadata.prefix}vocab_size nor tokenizer.ggml.tokens"
-        )
-    return len(tokens)
 
 
 def _rope_scaling(
@@ -209,7 +183,7 @@ def in_hf_order(
     Args:
         name: the GGUF name. tensor: [rows, ...], rows = heads * head_dim for Q and K.
     """
-    match = _BLOCK.fullmatch(name)
+    match = BLOCK.fullmatch(name)
     heads = {"attn_q": num_heads, "attn_k": num_kv_heads}.get(match[2]) if match else None
     if heads is None:
         return tensor
