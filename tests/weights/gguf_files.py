@@ -21,6 +21,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+GEMMA_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 SIZES = {
@@ -89,7 +94,7 @@ def llama_cpp_rows(tensor: np.ndarray, heads: int) -> np.ndarray:
     return out
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, names: dict[str, str] = NAMES) -> str:
     whole = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",
@@ -99,7 +104,7 @@ def gguf_name(name: str) -> str:
         return whole[name]
     _, _, layer, rest = name.split(".", 3)
     stem, kind = rest.rsplit(".", 1)
-    return f"blk.{layer}.{NAMES[stem]}.{kind}"
+    return f"blk.{layer}.{names[stem]}.{kind}"
 
 
 def write_gguf(
@@ -113,7 +118,9 @@ def write_gguf(
 ) -> Path:
     """Write a model. metadata: further keys, or None values to leave standard ones out."""
     config = model.config
-    arch = config.model_type
+    arch = config.model_type.removesuffix("_text")
+    theta = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
+    names = NAMES | (GEMMA_NORMS if arch.startswith("gemma") else {})
     values: dict[str, object] = {
         f"{arch}.block_count": config.num_hidden_layers,
         f"{arch}.context_length": config.max_position_embeddings,
@@ -122,7 +129,7 @@ def write_gguf(
         f"{arch}.attention.head_count": config.num_attention_heads,
         f"{arch}.attention.head_count_kv": config.num_key_value_heads,
         f"{arch}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        f"{arch}.rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        f"{arch}.rope.freq_base": float(theta),
         f"{arch}.vocab_size": config.vocab_size,
         **(metadata or {}),
     }
@@ -142,15 +149,17 @@ def write_gguf(
             assert value is None
     tied = config.tie_word_embeddings
     for name, tensor in model.state_dict().items():
-        if (tied and name == "lm_head.weight") or gguf_name(name) in drop:
+        if (tied and name == "lm_head.weight") or gguf_name(name, names) in drop:
             continue
         array = tensor.float().numpy()
         if arch == "llama" and "q_proj" in name:
             array = llama_cpp_rows(array, config.num_attention_heads)
         if arch == "llama" and "k_proj" in name:
             array = llama_cpp_rows(array, config.num_key_value_heads)
+        if arch.startswith("gemma") and "norm" in name:
+            array = array + 1
         used = kind if array.ndim == 2 else GGMLQuantizationType.F32
-        writer.add_tensor(gguf_name(name), gguf.quantize(array, used), raw_dtype=used)
+        writer.add_tensor(gguf_name(name, names), gguf.quantize(array, used), raw_dtype=used)
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()

@@ -11,15 +11,18 @@ import numpy as np
 import torch
 
 from pagedkv.weights.checkpoint import Checkpoint
+from pagedkv.weights.gguf_gemma import GemmaArchitecture
 from pagedkv.weights.gguf_gpt2 import GPT2Architecture
 from pagedkv.weights.gguf_header import GGUFHeader, TensorPlace, read_header
-from pagedkv.weights.gguf_llama import ROPE_FACTORS, LlamaArchitecture
+from pagedkv.weights.gguf_llama import QK_NORMS, ROPE_FACTORS, LlamaArchitecture
 
-Architecture = LlamaArchitecture | GPT2Architecture
+Architecture = LlamaArchitecture | GemmaArchitecture | GPT2Architecture
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": LlamaArchitecture("llama", "LlamaForCausalLM", interleaves=True),
     "qwen2": LlamaArchitecture("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": LlamaArchitecture("qwen3", "Qwen3ForCausalLM", has_qk_norm=True),
+    "qwen3": LlamaArchitecture("qwen3", "Qwen3ForCausalLM", other_names=QK_NORMS),
+    "gemma2": GemmaArchitecture("gemma2"),
+    "gemma3": GemmaArchitecture("gemma3"),
     "gpt2": GPT2Architecture(),
 }
 

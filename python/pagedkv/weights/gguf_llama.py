@@ -28,8 +28,8 @@ _OTHER_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-# Beside these, where the architecture has them.
-_NORM_NAMES = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+# Beside these, where an architecture has them.
+QK_NORMS = (("attn_q_norm", "self_attn.q_norm"), ("attn_k_norm", "self_attn.k_norm"))
 # Factors of llama3-style rotary scaling: they enter the configuration, not the model's tensors.
 ROPE_FACTORS = "rope_freqs.weight"
 
@@ -38,21 +38,21 @@ ROPE_FACTORS = "rope_freqs.weight"
 class LlamaArchitecture:
     """One of Llama's shape: its name in Hugging Face's files, and what is special about its own.
 
-    interleaves: Q and K rows that are rotated together are neighbours. has_qk_norm: norms of
-    queries and keys.
+    interleaves: Q and K rows that are rotated together are neighbours. other_names: (GGUF's,
+    Hugging Face's) of tensors in a block, beside Llama's or instead of them.
     """
 
     name: str
     hf_architecture: str
     interleaves: bool = False
-    has_qk_norm: bool = False
+    other_names: tuple[tuple[str, str], ...] = ()
 
     def hf_name(self, name: str) -> str | None:
         """Hugging Face's name of a GGUF tensor, or None if the architecture has no such tensor."""
         if name in _OTHER_NAMES:
             return _OTHER_NAMES[name]
         match = BLOCK.fullmatch(name)
-        names = {**_BLOCK_NAMES, **(_NORM_NAMES if self.has_qk_norm else {})}
+        names = {**_BLOCK_NAMES, **dict(self.other_names)}
         if match is None or match[2] not in names:
             return None
         return f"model.layers.{match[1]}.{names[match[2]]}.{match[3]}"
