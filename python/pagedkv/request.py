@@ -32,6 +32,7 @@ class Request:
         priority: lower is more urgent; other than 0 only under scheduling_policy "priority".
         draw: k of fork k; its tokens are drawn with (seed, k).
         parent_id: of one of several answers to a prompt, the id of the request that asked for them.
+        bad_token_ids: each of sampling_params.bad_words as token ids, in its spellings.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class Request:
     priority: int = 0
     draw: int = 0
     parent_id: str | None = None
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.prompt_token_ids.ndim != 1 or self.prompt_token_ids.size == 0:
@@ -78,6 +80,15 @@ class Request:
     def num_candidates(self) -> int:
         """Continuations of each beam that a beam search looks at; 0: no beam search."""
         return self.sampling_params.num_candidates(len(self.stop_token_ids))
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether its logits are changed by what its tokens are, so that a step must know them
+        before it is launched.
+        """
+        params = self.sampling_params
+        has_words = any(len(ids) > 1 for ids in self.bad_token_ids)
+        return bool(params.has_penalties or params.logits_processors or has_words)
 
     @property
     def is_group(self) -> bool:

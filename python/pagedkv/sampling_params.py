@@ -1,29 +1,58 @@
-"""How one request's tokens are chosen and when it ends. A plain value, checked when made; used by
-server, engine and sampling.
+"""How one request's tokens are chosen and when it ends. A value, checked when made; used by server,
+engine and sampling.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # a replay, which needs no torch, makes these values too
+    import torch
 
 _MAX_STOP_STRINGS = 64
 _MAX_STOP_TOKEN_IDS = 256  # of each running sequence they are a row in one array
 _MAX_SEED = 2**64 - 1
 _MAX_BEAM_WIDTH = 64
+_MAX_BAD_WORDS = 256
 MAX_FORKS = 128  # answers of one prompt: a bound on what one small request can ask for
+
+_T = TypeVar("_T")
+
+# (prompt_token_ids int32 [prompt_len], output_token_ids int32 [num generated], logits float32
+# [vocab_size]) to the logits to go on with, of the same shape; it may write into those it is given.
+LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.int32], "torch.Tensor"], "torch.Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling options of one request, with the names that vLLM and OpenAI users know.
 
+    Logits are changed in this order, whatever the order of the options: logit_bias;
+    repetition_penalty, frequency_penalty, presence_penalty; logits_processors; allowed_token_ids,
+    bad_words, min_tokens; temperature, min_p, top_k, top_p. A greedy choice needs no more than the
+    first three groups.
+
     Args:
         temperature: 0 is greedy; below 1e-5 counts as greedy. Finite, >= 0.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches top_p. In (0, 1].
+        min_p: keep tokens at least min_p times as probable as the most probable one. In [0, 1].
+        repetition_penalty: divides the logit of each token of prompt or answer if it is above 0,
+            multiplies it otherwise. 0.01 to 100; above 1 makes repetitions less likely.
+        frequency_penalty: is subtracted as often as the token stands in the answer. -2 to 2.
+        presence_penalty: is subtracted once if the token stands in the answer. -2 to 2.
+        logit_bias: token id -> what is added to its logit, -100 to 100.
+        allowed_token_ids: only these may be chosen. None: all.
+        bad_words: words that are not to be generated: the last token of a word, as the tokenizer
+            writes it at a text's beginning and behind a space, is forbidden behind the others.
+        min_tokens: nothing ends the answer before it has so many: token ids that would are
+            forbidden, stop strings count in the text behind them.
         seed: makes the draws of this request repeatable, whatever its neighbours are. None: a
             random one.
         max_tokens: most tokens to generate, cut to what max_model_len leaves after the prompt; the
@@ -44,6 +73,8 @@ class SamplingParams:
         early_stopping: when a search ends. True: as soon as beam_width beams have finished; False:
             when the best running one, at its present length, cannot beat them; "never": when it
             could not at any length.
+        logits_processors: functions of yours, called in their order at each token; see
+            LogitsProcessor. For users of the library: code never comes in a request to a server.
 
     Raises:
         ValueError, TypeError: a value out of its range, naming it and what is allowed.
@@ -64,40 +95,72 @@ class SamplingParams:
     beam_width: int | None = None
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    min_tokens: int = 0
+    logits_processors: Sequence[LogitsProcessor] = ()
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, low=0.0)
         _check_number("top_p", self.top_p, low=0.0, high=1.0, low_open=True)
         _check_int("top_k", self.top_k, low=-1)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise TypeError(
+                    f"{name} must be True or False, got {type(value).__name__} {value!r}"
+                )
         if self.seed is not None:
             _check_int("seed", self.seed, low=0, high=_MAX_SEED)
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, low=1)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if len(stop) > _MAX_STOP_STRINGS:
+        object.__setattr__(self, "stop", _strings("stop", self.stop, _MAX_STOP_STRINGS))
+        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        if len(self.stop_token_ids) > _MAX_STOP_TOKEN_IDS:
             raise ValueError(
-                f"stop has {len(stop)} strings; at most {_MAX_STOP_STRINGS} are allowed"
+                f"stop_token_ids has {len(self.stop_token_ids)} ids; at most {_MAX_STOP_TOKEN_IDS} "
+                "are allowed"
             )
-        for text in stop:
-            if not isinstance(text, str) or not text:
-                raise ValueError(f"stop must hold non-empty strings, got {text!r}")
-        object.__setattr__(self, "stop", stop)
-        ids = tuple(self.stop_token_ids)
-        if len(ids) > _MAX_STOP_TOKEN_IDS:
-            raise ValueError(
-                f"stop_token_ids has {len(ids)} ids; at most {_MAX_STOP_TOKEN_IDS} are allowed"
-            )
-        for token_id in ids:
-            _check_int("stop_token_ids", token_id, low=0)
-        object.__setattr__(self, "stop_token_ids", ids)
+        self._check_logit_rules()
         check_num_forks(self.n)
         if self.best_of is not None:
             _check_int("best_of", self.best_of, low=self.n, high=MAX_FORKS)
         self._check_beams()
 
+    def _check_logit_rules(self) -> None:
+        _check_number("min_p", self.min_p, low=0.0, high=1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, low=0.01, high=100.0)
+        _check_number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
+        _check_number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
+        object.__setattr__(self, "logit_bias", _pairs("logit_bias", self.logit_bias))
+        seen: set[int] = set()
+        for token_id, bias in self.logit_bias_pairs:
+            _check_int("logit_bias", token_id, low=0)
+            _check_number(f"logit_bias of {token_id}", bias, low=-100.0, high=100.0)
+            if token_id in seen:
+                raise ValueError(f"logit_bias names {token_id} twice")
+            seen.add(token_id)
+        if self.allowed_token_ids is not None:
+            allowed = _ids("allowed_token_ids", self.allowed_token_ids)
+            if not allowed:
+                raise ValueError("allowed_token_ids is empty, so that no token could be chosen")
+            object.__setattr__(self, "allowed_token_ids", allowed)
+        object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words, _MAX_BAD_WORDS))
+        _check_int("min_tokens", self.min_tokens, low=0, high=self.max_tokens)
+        processors = _listed("logits_processors", self.logits_processors)
+        for one in processors:
+            if not callable(one):
+                raise TypeError(f"logits_processors must hold functions, got {one!r}")
+        object.__setattr__(self, "logits_processors", processors)
+
     def _check_beams(self) -> None:
         _check_number("length_penalty", self.length_penalty, low=-100.0, high=100.0)
-        if self.early_stopping not in (True, False, "never"):
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise ValueError(
                 f'early_stopping must be True, False or "never", got {self.early_stopping!r}'
             )
@@ -116,6 +179,11 @@ class SamplingParams:
             )
         if self.stop:
             raise ValueError("beam search ends at token ids: use stop_token_ids instead of stop")
+        if self.changes_logits:
+            raise ValueError(
+                "beam search chooses by the model's own log-probabilities: no option that changes "
+                "logits goes with beam_width"
+            )
 
     @property
     def num_forks(self) -> int:
@@ -134,18 +202,79 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature < 1e-5
 
+    @property
+    def logit_bias_pairs(self) -> tuple[tuple[int, float], ...]:
+        """logit_bias as it is kept."""
+        assert isinstance(self.logit_bias, tuple)
+        return self.logit_bias
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are changed before temperature, top-k and top-p."""
+        return bool(
+            self.has_penalties
+            or self.logit_bias
+            or self.allowed_token_ids is not None
+            or self.bad_words
+            or self.min_tokens
+            or self.min_p
+            or self.logits_processors
+        )
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise ValueError for ids that a vocabulary of vocab_size does not have."""
-        for token_id in self.stop_token_ids:
-            if token_id >= vocab_size:
-                raise ValueError(
-                    f"stop_token_ids has {token_id}, outside the vocabulary (0 to {vocab_size - 1})"
-                )
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("logit_bias", [token_id for token_id, _ in self.logit_bias_pairs]),
+        ):
+            for token_id in ids:
+                if token_id >= vocab_size:
+                    raise ValueError(
+                        f"{name} has {token_id}, outside the vocabulary (0 to {vocab_size - 1})"
+                    )
 
 
 def check_num_forks(n: int) -> None:
     """Raise TypeError or ValueError unless n sequences may be asked for at once."""
     _check_int("n", n, low=1, high=MAX_FORKS)
+
+
+def _listed(name: str, given: Iterable[_T]) -> tuple[_T, ...]:
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"{name} must be a list, got {type(given).__name__} {given!r}")
+    return tuple(given)
+
+
+def _strings(name: str, given: Sequence[str], most: int) -> tuple[str, ...]:
+    """As a tuple; one string stands for itself."""
+    texts = (given,) if isinstance(given, str) else _listed(name, given)
+    if len(texts) > most:
+        raise ValueError(f"{name} has {len(texts)} strings; at most {most} are allowed")
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{name} must hold non-empty strings, got {text!r}")
+    return texts
+
+
+def _ids(name: str, given: Sequence[int]) -> tuple[int, ...]:
+    ids = _listed(name, given)
+    for token_id in ids:
+        _check_int(name, token_id, low=0)
+    return ids
+
+
+def _pairs(name: str, given: object) -> tuple[tuple[int, float], ...]:
+    """A mapping, or what it was turned into, as pairs."""
+    if isinstance(given, Mapping):
+        return tuple(given.items())
+    if isinstance(given, tuple) and all(isinstance(one, tuple) and len(one) == 2 for one in given):
+        return given
+    raise TypeError(f"{name} must map token ids to numbers, got {given!r}")
 
 
 def _check_number(

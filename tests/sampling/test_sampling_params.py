@@ -9,12 +9,19 @@ import pytest
 
 from pagedkv.sampling_params import SamplingParams
 
+NUMBERS = {
+    field.name for field in dataclasses.fields(SamplingParams) if field.type == "float"
+}  # all of them: a new one is tested too
 
-@pytest.mark.parametrize("name", ["temperature", "top_p"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -0.1])
+
+@pytest.mark.parametrize("name", sorted(NUMBERS))
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -100.1])
 def test_every_number_must_be_finite_and_in_range(name: str, value: float) -> None:
+    assert {"temperature", "min_p", "length_penalty"} < NUMBERS
     with pytest.raises(ValueError, match=f"{name} must be finite"):
         SamplingParams(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=f"{name} must be a number, got NoneType None"):
+        SamplingParams(**{name: None})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -25,6 +32,40 @@ def test_every_number_must_be_finite_and_in_range(name: str, value: float) -> No
         ({"temperature": "1"}, "temperature must be a number, got str"),
         ({"temperature": True}, "temperature must be a number, got bool"),
         ({"temperature": None}, "temperature must be a number, got NoneType"),
+        ({"min_p": -0.1}, "min_p must be finite, at least 0 and at most 1, got -0.1"),
+        ({"min_p": 1.1}, "min_p must be finite, at least 0 and at most 1, got 1.1"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be finite, at least 0.01 and at most"),
+        ({"repetition_penalty": 101}, "and at most 100, got 101"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty must be finite, at least -2 and at most 2"),
+        ({"presence_penalty": -2.1}, "presence_penalty must be finite, at least -2 and at most 2"),
+        ({"logit_bias": {5: 101}}, "logit_bias of 5 must be finite, .* got 101"),
+        ({"logit_bias": {5: float("nan")}}, "logit_bias of 5 must be finite, .* got nan"),
+        ({"logit_bias": {5: "1"}}, "logit_bias of 5 must be a number, got str"),
+        ({"logit_bias": {-1: 1}}, "logit_bias must be at least 0, got -1"),
+        ({"logit_bias": {"abc": 1}}, "logit_bias must be an integer, got str 'abc'"),
+        ({"logit_bias": [5]}, "logit_bias must map token ids to numbers, got .5."),
+        ({"logit_bias": (5, 1)}, "logit_bias must map token ids to numbers, got .5, 1."),
+        ({"logit_bias": ((5, 1), (5, 2))}, "logit_bias names 5 twice"),
+        ({"logit_bias": None}, "logit_bias must map token ids to numbers, got None"),
+        ({"allowed_token_ids": []}, "allowed_token_ids is empty, so that no token"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids must be at least 0, got -1"),
+        ({"allowed_token_ids": [1.0]}, "allowed_token_ids must be an integer"),
+        ({"allowed_token_ids": 5}, "allowed_token_ids must be a list, got int 5"),
+        ({"stop_token_ids": None}, "stop_token_ids must be a list, got NoneType None"),
+        ({"stop": None}, "stop must be a list, got NoneType None"),
+        ({"stop": 5}, "stop must be a list, got int 5"),
+        ({"bad_words": [""]}, "bad_words must hold non-empty strings, got ''"),
+        ({"bad_words": [5]}, "bad_words must hold non-empty strings, got 5"),
+        ({"bad_words": ["x"] * 257}, "bad_words has 257 strings; at most 256"),
+        ({"min_tokens": -1}, "min_tokens must be at least 0 and at most 16, got -1"),
+        ({"min_tokens": 17}, "min_tokens must be at least 0 and at most 16, got 17"),
+        ({"min_tokens": 1.5}, "min_tokens must be an integer, got float"),
+        ({"logits_processors": ["print"]}, "logits_processors must hold functions, got 'print'"),
+        ({"logits_processors": print}, "logits_processors must be a list, got builtin"),
+        ({"ignore_eos": 1}, "ignore_eos must be True or False, got int 1"),
+        ({"include_stop_str_in_output": "no"}, "include_stop_str_in_output must be True or False"),
+        ({"skip_special_tokens": None}, "skip_special_tokens must be True or False"),
+        ({"early_stopping": 1}, 'early_stopping must be True, False or "never", got 1'),
         ({"top_k": -2}, "top_k must be at least -1, got -2"),
         ({"top_k": 1.5}, "top_k must be an integer, got float"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
@@ -62,3 +103,43 @@ def test_stop_ids_outside_the_vocabulary_are_refused() -> None:
     SamplingParams(stop_token_ids=[99]).check_vocabulary(100)
     with pytest.raises(ValueError, match=r"has 100, outside the vocabulary \(0 to 99\)"):
         SamplingParams(stop_token_ids=[100]).check_vocabulary(100)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("logit_bias", {"logit_bias": {100: 1.0}}),
+        ("allowed_token_ids", {"allowed_token_ids": [5, 100]}),
+    ],
+)
+def test_ids_with_rules_outside_the_vocabulary_are_refused(
+    name: str, options: dict[str, Any]
+) -> None:
+    SamplingParams(**options).check_vocabulary(101)
+    with pytest.raises(ValueError, match=rf"{name} has 100, outside the vocabulary \(0 to 99\)"):
+        SamplingParams(**options).check_vocabulary(100)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_p": 0.1},
+        {"repetition_penalty": 1.1},
+        {"frequency_penalty": 0.1},
+        {"presence_penalty": 0.1},
+        {"logit_bias": {1: 1.0}},
+        {"allowed_token_ids": [1]},
+        {"bad_words": ["x"]},
+        {"min_tokens": 1},
+        {"logits_processors": [lambda prompt, output, logits: logits]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_changes_logits_says_so_and_goes_with_no_beam_search(options: dict[str, Any]) -> None:
+    assert not SamplingParams().changes_logits
+    params = SamplingParams(**options)
+    assert params.changes_logits
+    assert dataclasses.replace(params, max_tokens=5) == SamplingParams(**options, max_tokens=5)
+    hash(params)
+    with pytest.raises(ValueError, match="no option that changes logits goes with beam_width"):
+        SamplingParams(temperature=0, beam_width=2, **options)

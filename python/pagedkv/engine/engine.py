@@ -120,6 +120,7 @@ class Engine:
             loaded.tokenizer,
             eos_token_ids=loaded.eos_token_ids,
             vocab_size=loaded.vocab_size,
+            sampled_vocab_size=loaded.sampled_vocab_size,
             max_model_len=loaded.max_model_len,
             num_cache_tokens=self._scheduler.window.longest(loaded.max_model_len),
             seed=config.seed,

@@ -21,7 +21,17 @@ from pagedkv.engine.stopwatch import Span, Stopwatch
 from pagedkv.kv_cache import KVCache
 from pagedkv.models import AttentionMetadata
 from pagedkv.records import PENDING, Candidates, ScheduledStep, empty_step
-from pagedkv.sampling import Kinds, SlotParams, best_candidates, choose, chosen_logprobs, sample
+from pagedkv.sampling import (
+    Kinds,
+    LogitRules,
+    RuledRow,
+    SlotParams,
+    best_candidates,
+    choose,
+    chosen_logprobs,
+    process_logits,
+    sample,
+)
 
 
 class Sampled(NamedTuple):
@@ -83,6 +93,8 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._inputs = inputs
         self._params = SlotParams(max_num_seqs)
+        self._rules: list[LogitRules | None] = [None] * max_num_seqs  # by slot
+        self._has_rules = np.zeros(max_num_seqs, dtype=np.bool_)
         self._vocab_size = vocab_size
         device = kv_cache.tensor.device
         self._watch = Stopwatch(device, clock)
@@ -131,10 +143,14 @@ class ModelRunner:
             self._params.set(
                 admitted.slot, request.sampling_params, request.seed, request.num_candidates
             )
+            rules = LogitRules.of(request, self._vocab_size)
+            self._rules[admitted.slot] = rules
+            self._has_rules[admitted.slot] = rules is not None
         params = self._params.rows(step.slots[step.sample_rows], step.sample_draws)
         wants_more = bool(params.wants_logprob.any() or params.num_candidates.any())
         graphs, num_padded = self._graphs, None
-        if graphs is not None and not wants_more and _is_decode(step):
+        has_rules = bool(self._has_rules[step.slots].any())
+        if graphs is not None and not (wants_more or has_rules) and _is_decode(step):
             num_padded = graphs.size_for(step.slots.size)
         with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             tensors = self._inputs.build(step, token_ids, params, num_padded=num_padded)
@@ -152,7 +168,9 @@ class ModelRunner:
             chosen = torch.empty(0, dtype=torch.int64)
             if step.sample_rows.size:
                 logits = self._logits(hidden[tensors.logit_rows])
-                chosen = self._choose(logits, tensors, params)
+                ruled = self._ruled_rows(step, tensors, token_ids)
+                processed = process_logits(logits, ruled) if ruled else logits
+                chosen = self._choose(processed, tensors, params)
             return self._launched(
                 chosen, logits if wants_more else None, params, moving, prefilling
             )
@@ -216,6 +234,19 @@ class ModelRunner:
             chosen_logprobs(launched.logits, launched.params, chosen),
             None if best is None else Candidates(*best),
         )
+
+    def _ruled_rows(
+        self, step: ScheduledStep, tensors: StepTensors, token_ids: NDArray[np.int32]
+    ) -> list[RuledRow]:
+        """Of the rows that sample, those whose logits are to be changed."""
+        slots = step.slots[step.sample_rows]
+        found = []
+        for row in np.flatnonzero(self._has_rules[slots]).tolist():
+            rules = self._rules[int(slots[row])]
+            assert rules is not None
+            known = token_ids[slots[row], : tensors.sample_positions[row]]
+            found.append(RuledRow(row, rules, known))
+        return found
 
     def _choose(
         self, logits: torch.Tensor, tensors: StepTensors, params: SlotParams

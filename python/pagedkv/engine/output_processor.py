@@ -27,7 +27,7 @@ from pagedkv.text import IncrementalDecoder, Tokenizer
 class _Watched:
     """The text so far of a request that must be read token by token."""
 
-    __slots__ = ("decoder", "num_tokens", "parts", "stops", "streams")
+    __slots__ = ("_min_tokens", "decoder", "num_tokens", "parts", "stops", "streams")
 
     def __init__(self, request: Request, tokenizer: Tokenizer, *, streams: bool) -> None:
         params = request.sampling_params
@@ -36,14 +36,17 @@ class _Watched:
         self.stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self.parts: list[str] = []
         self.num_tokens = 0
+        self._min_tokens = params.min_tokens
 
     def push(self, token_ids: list[int], *, is_last: bool = False) -> str:
         """Take new tokens; returns what they add to the text. REQUIRES no stop string was found."""
+        num_early = min(max(self._min_tokens - self.num_tokens, 0), len(token_ids))
         self.num_tokens += len(token_ids)
-        text = self.decoder.push(token_ids)
+        early = self.decoder.push(token_ids[:num_early])  # holds no stop string, whatever it says
+        text = self.decoder.push(token_ids[num_early:])
         if is_last:
             text += self.decoder.finish()
-        shown = self.stops.push(text)
+        shown = early + self.stops.push(text)
         if is_last and self.stops.matched is None:
             shown += self.stops.finish()
         self.parts.append(shown)

@@ -30,6 +30,7 @@ class RequestBuilder:
         *,
         eos_token_ids: frozenset[int],
         vocab_size: int,
+        sampled_vocab_size: int,
         max_model_len: int,
         num_cache_tokens: int,
         seed: int | None,
@@ -37,6 +38,7 @@ class RequestBuilder:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
+        self._sampled_vocab_size = sampled_vocab_size
         self._max_model_len = max_model_len
         self._num_cache_tokens = num_cache_tokens
         self._seed = seed
@@ -61,9 +63,10 @@ class RequestBuilder:
             raise TypeError(f"sampling_params must be a SamplingParams, got {params!r}")
         check_cache_salt(request_id, cache_salt)
         token_ids = self._token_ids(request_id, prompt)
-        params.check_vocabulary(self._vocab_size)
+        params.check_vocabulary(self._sampled_vocab_size)
         if params.stop and self._tokenizer is None:
             raise ValueError(f"request {request_id!r}: stop strings need a tokenizer")
+        bad_token_ids = self._bad_token_ids(f"request {request_id!r}", params)
         return Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -74,6 +77,7 @@ class RequestBuilder:
             prompt=prompt if isinstance(prompt, str) else prompt_text,
             cache_salt=cache_salt,
             priority=priority,
+            bad_token_ids=bad_token_ids,
         )
 
     def branch(self, parent: Request, params: SamplingParams) -> Request:
@@ -87,6 +91,7 @@ class RequestBuilder:
             raise ValueError(f"{name} is one answer: n, best_of and beam_width must be left out")
         if params.stop and self._tokenizer is None:
             raise ValueError(f"{name}: stop strings need a tokenizer")
+        params.check_vocabulary(self._sampled_vocab_size)
         if self._stop_ids(params) != parent.stop_token_ids:
             raise ValueError(
                 f"{name} ends at the token ids that its parent ends at: stop_token_ids and "
@@ -97,7 +102,28 @@ class RequestBuilder:
             sampling_params=params,
             max_tokens=self._max_tokens(parent.request_id, parent.prompt_len, params),
             seed=parent.seed if params.seed is None else params.seed,
+            bad_token_ids=self._bad_token_ids(name, params),
         )
+
+    def _bad_token_ids(self, name: str, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """The spellings of params.bad_words; or ValueError if they leave nothing to choose."""
+        spellings: tuple[tuple[int, ...], ...] = ()
+        if params.bad_words:
+            if self._tokenizer is None:
+                raise ValueError(f"{name}: bad_words need a tokenizer")
+            texts = [lead + word.lstrip(" ") for word in params.bad_words for lead in ("", " ")]
+            encoded = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
+            spellings = tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
+        if params.allowed_token_ids is not None:
+            forbidden = {ids[0] for ids in spellings if len(ids) == 1}
+            if params.min_tokens:
+                forbidden |= set(self._stop_ids(params))
+            if forbidden.issuperset(params.allowed_token_ids):
+                raise ValueError(
+                    f"{name}: bad_words and min_tokens forbid all of allowed_token_ids, so that no "
+                    "token could be chosen"
+                )
+        return spellings
 
     def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
         ids = set(params.stop_token_ids)

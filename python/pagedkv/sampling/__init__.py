@@ -1,5 +1,7 @@
 """Choosing tokens from logits: Philox draws, temperature, top-k, top-p, per row of one batch."""
 
+from pagedkv.sampling.logit_processing import RuledRow, process_logits
+from pagedkv.sampling.logit_rules import LogitRules
 from pagedkv.sampling.params import SlotParams
 from pagedkv.sampling.philox import philox4x32, uniform
 from pagedkv.sampling.sampler import best_candidates, chosen_logprobs, sample
@@ -7,12 +9,15 @@ from pagedkv.sampling.tensor_sampler import Kinds, RowTensors, choose
 
 __all__ = [
     "Kinds",
+    "LogitRules",
     "RowTensors",
+    "RuledRow",
     "SlotParams",
     "best_candidates",
     "choose",
     "chosen_logprobs",
     "philox4x32",
+    "process_logits",
     "sample",
     "uniform",
 ]

@@ -4,7 +4,8 @@ without them.
 A row that gets a token goes on with it, whatever it is; whether it ends the request is learnt one
 step late, and costs one row that is thrown away. Everything else waits for the tokens: requests
 that may start, which find what a step has published; preemption, whose victims must know their last
-token; answers that are forked from a prompt, beams, and windows.
+token; answers that are forked from a prompt, beams, windows, and requests whose logits depend on
+their tokens.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Ahead:
         if self._forking.groups or self._window.size:
             return None
         table = self._running.slots
+        if table.reads_tokens[self._running.order].any():
+            return None
         slots = running.slots[running.sample_rows]
         is_alive = table.seq_ids[slots] == running.seq_ids[running.sample_rows]
         table.expect(slots[is_alive])

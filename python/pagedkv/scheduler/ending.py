@@ -53,7 +53,10 @@ class Ending:
             (entry_at(int(slots[i])), "stop" if is_stop[i] else "length", None)
             for i in np.flatnonzero(is_stop | is_full).tolist()
         ]
-        error = "the model produced NaN or infinite logits"
+        error = (
+            "the model produced NaN or infinite logits, or a logits processor did, or the request "
+            "forbids every token"
+        )
         ends += [(entry_at(slot), "error", error) for slot in bad_slots.tolist()]
         return ends
 

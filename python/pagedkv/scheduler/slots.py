@@ -39,6 +39,7 @@ class SlotTable:
         self.num_freed_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self.max_len = np.zeros(max_num_seqs, dtype=np.int64)  # prompt_len + max_tokens
         self.draws = np.zeros(max_num_seqs, dtype=np.int64)  # k of fork k
+        self.reads_tokens = np.zeros(max_num_seqs, dtype=np.bool_)  # to change its logits
         # Tokens to draw for a row that reaches its end: several where a prompt is to be forked.
         self.is_beam = np.zeros(max_num_seqs, dtype=np.bool_)
         self.num_answers = np.ones(max_num_seqs, dtype=np.int64)
@@ -77,6 +78,7 @@ class SlotTable:
         self.max_len[slot] = request.prompt_len + request.max_tokens
         self.draws[slot] = request.draw
         self.num_answers[slot] = 1
+        self.reads_tokens[slot] = request.reads_tokens
         self.is_beam[slot] = request.sampling_params.beam_width is not None
         self.cumulative_logprobs[slot] = 0.0
         self.ranks[slot] = rank

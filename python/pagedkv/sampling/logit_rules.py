@@ -1,0 +1,84 @@
+"""What a request wants done to its logits before a token is chosen: SamplingParams, brought into
+arrays once, when the request gets a slot. logit_processing.py applies it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.request import Request
+from pagedkv.sampling_params import LogitsProcessor, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitRules:
+    """Ids are int64 [n], each once, and those of one request. bias float32 [n]: of bias_ids.
+    bad_token_ids: sequences whose last token is forbidden behind the others. stop_ids: what is
+    forbidden before min_tokens. inverse_temperature: 0 where the choice is greedy.
+    """
+
+    request_id: str
+    prompt_len: int
+    params: SamplingParams
+    bias_ids: NDArray[np.int64]
+    bias: NDArray[np.float32]
+    allowed_ids: NDArray[np.int64]
+    bad_token_ids: tuple[NDArray[np.int64], ...]
+    stop_ids: NDArray[np.int64]
+    inverse_temperature: np.float32
+
+    @classmethod
+    def of(cls, request: Request, vocab_size: int) -> LogitRules | None:
+        """None where the logits stay as they are. vocab_size: ids that have a logit."""
+        params = request.sampling_params
+        if not params.changes_logits:
+            return None
+        pairs = params.logit_bias_pairs
+        stops = np.array(request.stop_token_ids if params.min_tokens else (), dtype=np.int64)
+        return cls(
+            request_id=request.request_id,
+            prompt_len=request.prompt_len,
+            params=params,
+            bias_ids=np.array([token_id for token_id, _ in pairs], dtype=np.int64),
+            bias=np.array([bias for _, bias in pairs], dtype=np.float32),
+            allowed_ids=np.unique(np.array(params.allowed_token_ids or (), dtype=np.int64)),
+            bad_token_ids=tuple(np.array(ids, dtype=np.int64) for ids in request.bad_token_ids),
+            # An end-of-sequence token may lie in the padding of the vocabulary.
+            stop_ids=stops[stops < vocab_size],
+            inverse_temperature=np.float32(0 if params.is_greedy else 1 / params.temperature),
+        )
+
+    @property
+    def processors(self) -> tuple[LogitsProcessor, ...]:
+        return tuple(self.params.logits_processors)
+
+    def penalties(
+        self, token_ids: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The ids of prompt and answer, each once, and what is subtracted from their logits after
+        repetition_penalty: by how often they stand in the answer.
+
+        Args:
+            token_ids: [num_tokens], the request's tokens so far, prompt first.
+        """
+        ids, places = np.unique(token_ids, return_inverse=True)
+        counts = np.bincount(places[self.prompt_len :], minlength=ids.size)
+        taken = self.params.frequency_penalty * counts
+        taken = taken + self.params.presence_penalty * (counts > 0)
+        return ids.astype(np.int64), taken.astype(np.float32)
+
+    def forbidden(self, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Ids that may not come next, behind token_ids [num_tokens]."""
+        output_ids = token_ids[self.prompt_len :]
+        last = [
+            ids[-1:]
+            for ids in self.bad_token_ids
+            if ids.size <= output_ids.size + 1
+            and np.array_equal(output_ids[output_ids.size + 1 - ids.size :], ids[:-1])
+        ]
+        if output_ids.size < self.params.min_tokens:
+            last.append(self.stop_ids)
+        return np.unique(np.concatenate(last)) if last else np.empty(0, dtype=np.int64)
