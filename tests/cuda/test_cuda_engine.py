@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import logging
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from small_llama import CONFIG, answers, engine_on
 
+from pagedkv.block_manager import PrefixGrouper
 from pagedkv.engine.device import resolve_device
 from pagedkv.models import random_model
 from pagedkv.sampling import Kinds, RowTensors, SlotParams, choose, uniform
@@ -214,3 +216,51 @@ def test_random_weights_are_the_same_each_time(device) -> None:
     first = logits()
     assert first.std() > 0
     assert torch.equal(first, logits())
+
+
+def test_decodes_that_share_a_prefix_attend_to_it_once_and_have_the_same_logits(device) -> None:
+    source = random.Random(8)
+    shared = [source.randrange(1500) for _ in range(200)]
+    prompts = [[*shared, i] for i in range(40)]
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    found: dict[bool, torch.Tensor] = {}
+    for grouped in (False, True):
+        engine = engine_on(device, "bfloat16", enforce_eager=True, **POOL)
+        inputs, model = engine._runner._inputs, engine._runner._model
+        inputs._grouper = PrefixGrouper(16) if grouped else None  # costs nothing, so that it pays
+        forward, compute = model.forward, model.compute_logits
+        steps, logits = [], []
+
+        def watched(*step: Any, forward=forward, steps=steps) -> torch.Tensor:
+            metadata = step[-1]
+            groups = metadata.prefix_groups
+            size = len(metadata.seq_lens) if metadata.max_query_len == 1 else 0
+            steps.append((size, None if groups is None else groups.tolist()))
+            return forward(*step)
+
+        def kept(hidden: torch.Tensor, compute=compute, logits=logits) -> torch.Tensor:
+            logits.append(compute(hidden).float())
+            return compute(hidden)
+
+        model.forward, model.compute_logits = watched, kept
+        answers(engine, prompts, params)
+        decode = next(i for i, (size, _) in enumerate(steps) if size == 40)
+        found[grouped] = logits[decode]
+        groups = steps[decode][1]
+        assert (groups is not None) == grouped
+        if grouped:
+            assert groups[0] == [0, 40, 12]
+            assert not any(map(any, groups[1:]))
+    alike = torch.nn.functional.cosine_similarity(found[False], found[True])
+    assert alike.min() > 0.999
+
+
+def test_a_graph_with_a_shared_prefix_is_captured_when_a_step_has_one(device) -> None:
+    source = random.Random(8)
+    shared = [source.randrange(1500) for _ in range(200)]
+    prompts = [[*shared, i] for i in range(9)]
+    right = answers(engine_on("cpu", **POOL), prompts, GREEDY)
+    engine = engine_on(device, **POOL)
+    engine._runner._inputs._grouper = PrefixGrouper(16)
+    assert answers(engine, prompts, GREEDY) == right
+    assert any(has_groups for _, _, has_groups in engine._runner._graphs._graphs)

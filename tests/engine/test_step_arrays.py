@@ -1,12 +1,20 @@
-"""The memory that a step's arrays share."""
+"""The memory that a step's arrays share, and what is in them of prefixes that decodes share."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from pagedkv.block_manager import BlockManager, PrefixGrouper
+from pagedkv.config import SchedulerConfig
+from pagedkv.engine.input_builder import InputBuilder
 from pagedkv.engine.step_arrays import StepArrays
+from pagedkv.records import empty_step
+from pagedkv.sampling import SlotParams
 
 CPU = torch.device("cpu")
 
@@ -42,3 +50,40 @@ def test_a_step_that_is_larger_than_usual_has_memory_of_its_own(num_bytes: int) 
     usual = arrays.take(np.int64, 12)[0]
     usual[:] = 1
     assert (large == 7).all() == (num_bytes > 100)
+
+
+def test_decodes_that_share_a_prefix_are_told_with_empty_entries_behind_them() -> None:
+    manager = BlockManager(40, 4)
+    config = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=16)
+    inputs = InputBuilder(manager, config, max_model_len=32, grouper=PrefixGrouper(4))
+    shared = list(range(9))
+    for seq_id, prompt in ((0, [1]), (1, [*shared, 9]), (2, [*shared, 8]), (3, [*shared, 7])):
+        manager.allocate(seq_id, prompt)
+        manager.publish(seq_id, [], num_computed_tokens=len(prompt))
+    token_ids = np.zeros((6, 32), dtype=np.int32)
+    params = SlotParams(6)
+
+    def groups(seq_ids: list[int], lens: list[int], **options: Any) -> Any:
+        manager.append_batch(seq_ids, lens)
+        rows = np.array(seq_ids)
+        step = dataclasses.replace(
+            empty_step(),
+            slots=rows,
+            seq_ids=rows,
+            query_lens=np.array(lens),
+            sample_rows=np.arange(rows.size),
+            sample_draws=np.zeros_like(rows),
+            num_tokens=sum(lens),
+        )
+        built = inputs.build(step, token_ids, params.rows(rows), **options)
+        found = built.attn_metadata.prefix_groups
+        return None if found is None else found.tolist()
+
+    assert groups([0, 1, 2, 3], [1, 1, 1, 1]) == [[1, 3, 2], [0, 0, 0]]
+    assert groups([1, 2, 3], [1, 1, 1], num_padded=6) == [[0, 3, 2], [0, 0, 0], [0, 0, 0]]
+    assert groups([0, 1], [1, 1]) is None
+    assert groups([3], [1], num_padded=4) is None
+    assert groups([1, 2, 3], [1, 1, 2]) is None  # a chunk of a prompt beside them
+    plain = InputBuilder(manager, config, max_model_len=32)
+    inputs = plain
+    assert groups([1, 2], [1, 1]) is None

@@ -17,6 +17,8 @@ from pagedkv.sampling import Kinds
 # From the inputs of a step of decodes to its tokens int64 [num_padded].
 Body = Callable[[StepTensors, Kinds], torch.Tensor]
 
+# Rows, padding included; what they ask for; whether some share a prefix.
+_Key = tuple[int, Kinds, bool]
 _COMMON = (Kinds(False, False, False), Kinds(True, False, False))
 _STEP = 8  # rows between two sizes; fewer than one tile of a matrix product
 
@@ -33,7 +35,7 @@ class DecodeGraphs:
         few = [size for size in (1, 2, 4) if size < max_num_seqs]
         self.sizes: list[int] = [*few, *range(_STEP, max_num_seqs, _STEP), max_num_seqs]
         self._tables = torch.zeros(max_num_seqs, max_num_blocks, dtype=torch.int32, device=device)
-        self._graphs: dict[tuple[int, Kinds], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._graphs: dict[_Key, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def size_for(self, num_rows: int) -> int:
@@ -54,7 +56,7 @@ class DecodeGraphs:
         """The tokens of a step's own rows; valid until the next run."""
         tables = tensors.attn_metadata.block_tables
         self._tables[:num_rows, : tables.shape[1]].copy_(tables)
-        key = tensors.input_ids.shape[0], kinds
+        key = _key(tensors, kinds)
         if key not in self._graphs:
             self._capture(tensors, kinds)
         graph, chosen = self._graphs[key]
@@ -69,7 +71,7 @@ class DecodeGraphs:
             chosen = self._body(tensors, kinds)
         finally:
             graph.capture_end()
-        self._graphs[tensors.input_ids.shape[0], kinds] = graph, chosen
+        self._graphs[_key(tensors, kinds)] = graph, chosen
 
     def _with_own_tables(self, tensors: StepTensors) -> StepTensors:
         """The inputs at addresses that stay: tables in a step's arrays are as wide as it needs. Ids
@@ -78,3 +80,8 @@ class DecodeGraphs:
         rows = self._tables[: tensors.input_ids.shape[0]]
         metadata = dataclasses.replace(tensors.attn_metadata, block_tables=rows)
         return dataclasses.replace(tensors, attn_metadata=metadata, has_pending=True)
+
+
+def _key(tensors: StepTensors, kinds: Kinds) -> _Key:
+    has_groups = tensors.attn_metadata.prefix_groups is not None
+    return tensors.input_ids.shape[0], kinds, has_groups

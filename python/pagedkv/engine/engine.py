@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pagedkv.block_manager import Snapshot, Statistics
+from pagedkv.block_manager import PrefixGrouper, Snapshot, Statistics, prefix_costs
 from pagedkv.config import EngineConfig
 from pagedkv.engine.input_builder import InputBuilder
 from pagedkv.engine.loading import LoadedModel, load
@@ -110,6 +110,7 @@ class Engine:
                 config.scheduler,
                 max_model_len=loaded.max_model_len,
                 device=loaded.device,
+                grouper=_prefix_grouper(loaded, config.cache.block_size),
             ),
             max_num_seqs=max_num_seqs,
             vocab_size=loaded.sampled_vocab_size,
@@ -335,3 +336,18 @@ class Engine:
         """Raise if the manager's or the scheduler's books are wrong. For tests and idle moments."""
         self._manager.check_invariants()
         self._scheduler.check_invariants()
+
+
+def _prefix_grouper(loaded: LoadedModel, block_size: int) -> PrefixGrouper | None:
+    """By what sharing costs on a GPU. On a CPU every sequence reads its prefix itself."""
+    if loaded.device.type == "cpu":
+        return None
+    shape = loaded.cache_shape
+    costs: dict[str, Any] = {}  # numbers, of which seqs_per_tile is a whole one
+    costs |= prefix_costs(
+        loaded.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        element_bytes=shape.dtype.itemsize,
+    )
+    return PrefixGrouper(block_size, window=loaded.window, **costs)

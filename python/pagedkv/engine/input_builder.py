@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagedkv.block_manager import BlockManager, StepTables
+from pagedkv.block_manager import BlockManager, PrefixGrouper, StepTables
 from pagedkv.config import SchedulerConfig
 from pagedkv.engine.step_arrays import StepArrays
 from pagedkv.models import AttentionMetadata
@@ -19,7 +19,8 @@ from pagedkv.records import PENDING, ScheduledStep
 from pagedkv.sampling import RowTensors, SlotParams, uniform
 
 # Bytes of a step's arrays: for each token, sampled row, sequence; and for aligning each of them.
-_PER_TOKEN, _PER_SAMPLE, _PER_SEQ, _ALIGNING = 4 * 8, 2 * 8 + 4 + 3 * 8, 2 * 4, 13 * 16 + 4
+_PER_TOKEN, _PER_SAMPLE, _PER_SEQ, _ALIGNING = 4 * 8, 2 * 8 + 4 + 3 * 8, 2 * 4, 14 * 16 + 4
+_PER_GROUP = 3 * 4  # of two sequences at least
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +60,10 @@ class InputBuilder:
         *,
         max_model_len: int,
         device: torch.device | str = "cpu",
+        grouper: PrefixGrouper | None = None,
     ) -> None:
+        """grouper: finds the decodes that attend to a shared prefix once; None: each alone."""
+        self._grouper = grouper
         self._block_size = manager.block_size
         max_num_blocks = -(-max_model_len // manager.block_size)
         num_seqs, num_tokens = config.max_num_seqs, config.max_num_batched_tokens
@@ -127,6 +131,9 @@ class InputBuilder:
         targets[num_samples:] = self._block_tables.shape[0]  # nobody's
         sample_positions = lens[step.sample_rows].astype(np.int64)
         draws = self._draws(params, sample_positions, most_samples)
+        prefix_groups = None
+        if self._grouper is not None and most_rows == num_tokens:
+            prefix_groups = self._groups(self._grouper, step, lens[:num_rows], most_rows)
         width = -(-int(lens.max(initial=0)) // self._block_size)
         rows, block_tables = take(np.int32, num_rows, width)
         rows[:] = self._block_tables[step.slots, :width]
@@ -141,6 +148,7 @@ class InputBuilder:
                 query_start_loc=query_start_loc,
                 slot_mapping=slot_mapping,
                 max_query_len=int(step.query_lens.max(initial=1)),
+                prefix_groups=prefix_groups,
             ),
             logit_rows=logit_rows,
             sample_slots=sample_slots,
@@ -148,6 +156,24 @@ class InputBuilder:
             has_pending=bool((ids == PENDING).any()),
             sample_positions=sample_positions,
         )
+
+    def _groups(
+        self,
+        grouper: PrefixGrouper,
+        step: ScheduledStep,
+        seq_lens: NDArray[np.generic],
+        num_rows: int,
+    ) -> torch.Tensor | None:
+        """Decodes that share a prefix, if that pays; at an address that depends on num_rows alone,
+        with empty entries behind.
+        """
+        groups, prefix_groups = self._arrays.take(np.int32, num_rows // 2, 3)
+        if seq_lens.size < 2:
+            return None
+        found = grouper.find(self._block_tables, seq_lens, step.query_lens, step.slots)
+        groups[: len(found)] = found
+        groups[len(found) :] = 0
+        return prefix_groups if len(found) else None
 
     def _draws(self, params: SlotParams, positions: NDArray[np.int64], num_rows: int) -> RowTensors:
         """Rows beyond those of params are greedy."""
@@ -168,5 +194,5 @@ class InputBuilder:
 
 def _num_bytes(num_tokens: int, num_samples: int, num_seqs: int, num_blocks: int) -> int:
     """Of the arrays of a step, at most."""
-    per_seq = _PER_SEQ + 4 * num_blocks
+    per_seq = _PER_SEQ + 4 * num_blocks + _PER_GROUP // 2
     return _PER_TOKEN * num_tokens + _PER_SAMPLE * num_samples + per_seq * num_seqs + _ALIGNING

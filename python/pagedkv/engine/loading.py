@@ -29,7 +29,7 @@ class LoadedModel:
     vocab_size: rows of the embedding, which bounds the ids of a prompt. sampled_vocab_size: ids
     that may be generated; smaller where the embedding is padded beyond the tokenizer's vocabulary.
     window: tokens that every layer sees at most, the newest included; 0: some layer sees all.
-    device: where the model's tensors are, and so everything that it works on.
+    num_heads: of queries. device: where the model's tensors are, and all that it works on.
     """
 
     model: Model
@@ -40,6 +40,7 @@ class LoadedModel:
     sampled_vocab_size: int
     max_model_len: int
     window: int = 0
+    num_heads: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
@@ -104,6 +105,7 @@ def describe(
         sampled_vocab_size=min(shape.vocab_size, num_sampled),
         max_model_len=max_model_len or shape.max_position_embeddings,
         window=shape.window,
+        num_heads=shape.num_heads,
         device=device,
     )
 
