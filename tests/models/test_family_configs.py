@@ -143,9 +143,44 @@ def test_an_mpts_slopes(num_heads: int, slopes: tuple[float, ...]) -> None:
         ({"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type is 'multiquery_attent"),
         ({"attn_config": {"qk_ln": True}}, "qk_ln is True, which is not supported"),
         ({"attn_config": {"prefix_lm": True}}, "prefix_lm is True, which is not supported"),
+        ({"attn_config": {"attn_uses_sequence_id": True}}, "attn_uses_sequence_id is True, which"),
         ({"attn_config": {"clip_qkv": -1}}, "clip_qkv is -1, not a positive number"),
     ],
 )
 def test_an_mpt_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_dict({"architectures": ["MptForCausalLM"], "vocab_size": 97, **changes})
+
+
+def test_the_file_of_the_first_mpt_is_read() -> None:
+    """Its architecture is spelled otherwise, and it names what transformers leaves out."""
+    stated = {
+        "architectures": ["MPTForCausalLM"],
+        "model_type": "mpt",
+        "attn_config": {
+            "alibi": True,
+            "alibi_bias_max": 8,
+            "attn_impl": "torch",
+            "attn_pdrop": 0,
+            "attn_type": "multihead_attention",
+            "attn_uses_sequence_id": False,
+            "clip_qkv": None,
+            "prefix_lm": False,
+            "qk_ln": False,
+            "softmax_scale": None,
+        },
+        "d_model": 4096,
+        "n_heads": 32,
+        "n_layers": 32,
+        "expansion_ratio": 4,
+        "learned_pos_emb": True,
+        "logit_scale": None,
+        "max_seq_len": 2048,
+        "no_bias": True,
+        "norm_type": "low_precision_layernorm",
+        "vocab_size": 50432,
+    }
+    config = ModelConfig.from_dict(stated)
+    assert (config.hidden_size, config.intermediate_size, config.head_dim) == (4096, 16384, 128)
+    assert (config.alibi_slopes[0], config.alibi_slopes[-1]) == (2**-0.25, 2**-8)
+    assert config.tie_word_embeddings

@@ -25,7 +25,7 @@ def read_config(values: Mapping[str, object]) -> ModelConfig:
     attention.refuse("attn_type", ("multihead_attention",), "which is not supported")
     attention.refuse("alibi", (True,), "but only ALiBi is supported")
     attention.refuse("alibi_bias_max", (8,), "but only 8 is supported")
-    for key in ("prefix_lm", "qk_ln"):
+    for key in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
         attention.refuse(key, (False,), "which is not supported")
     hidden_size, num_heads = read.size("d_model", 2048), read.size("n_heads", 16)
     if hidden_size % num_heads:

@@ -54,6 +54,7 @@ FAMILIES = (
     Family("Phi3ForCausalLM", "phi3", sliding.read_phi3, llama.LlamaForCausalLM),
     Family("GPT2LMHeadModel", "gpt2", gpt2.read_config, gpt2.build),
     Family("MptForCausalLM", "mpt", mpt.read_config, mpt.build),
+    Family("MPTForCausalLM", "mpt", mpt.read_config, mpt.build),  # as its first files have it
     Family("Gemma2ForCausalLM", "gemma2", gemma.read_gemma2, gemma.GemmaForCausalLM),
     Family("Gemma3ForCausalLM", "gemma3_text", gemma.read_gemma3, gemma.GemmaForCausalLM),
 )
