@@ -135,6 +135,22 @@ def test_seeded_answers_are_those_of_the_cpu(device) -> None:
     assert answers(engine_on(device, **POOL), made_prompts(), params) == right
 
 
+def test_options_that_change_logits_are_those_of_the_cpu(device) -> None:
+    options = [
+        {"min_p": 0.2},
+        {"repetition_penalty": 1.3, "temperature": 0.0},
+        {"frequency_penalty": 0.7, "presence_penalty": 0.4},
+        {"logit_bias": {7: 9.0, 8: -100.0}, "top_k": 30},
+        {},
+    ]
+    params = [
+        SamplingParams(**{"temperature": 0.8, "seed": i, "max_tokens": 20, **options[i % 5]})
+        for i in range(10)
+    ]
+    right = answers(engine_on("cpu", **POOL), made_prompts(), params)
+    assert answers(engine_on(device, **POOL), made_prompts(), params) == right
+
+
 @pytest.mark.parametrize(
     "params",
     [
