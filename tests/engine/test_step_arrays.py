@@ -79,9 +79,13 @@ def test_decodes_that_share_a_prefix_are_told_with_empty_entries_behind_them() -
         found = built.attn_metadata.prefix_groups
         return None if found is None else found.tolist()
 
-    assert groups([0, 1, 2, 3], [1, 1, 1, 1]) == [[1, 3, 2], [0, 0, 0]]
-    assert groups([1, 2, 3], [1, 1, 1], num_padded=6) == [[0, 3, 2], [0, 0, 0], [0, 0, 0]]
+    assert groups([0, 1, 2, 3], [1, 1, 1, 1]) == [[1, 3, 2]]
+    assert groups([1, 2, 3], [1, 1, 1], num_padded=6) == [[0, 3, 2]]
     assert groups([0, 1], [1, 1]) is None
+    for seq_id in (4, 5):
+        manager.allocate(seq_id, [*range(20, 29), seq_id])
+        manager.publish(seq_id, [], num_computed_tokens=10)
+    assert groups([1, 2, 4, 5], [1] * 4, num_padded=6) == [[0, 2, 2], [2, 2, 2], [0, 0, 0]]
     assert groups([3], [1], num_padded=4) is None
     assert groups([1, 2, 3], [1, 1, 2]) is None  # a chunk of a prompt beside them
     plain = InputBuilder(manager, config, max_model_len=32)

@@ -17,8 +17,8 @@ from pagedkv.sampling import Kinds
 # From the inputs of a step of decodes to its tokens int64 [num_padded].
 Body = Callable[[StepTensors, Kinds], torch.Tensor]
 
-# Rows, padding included; what they ask for; whether some share a prefix.
-_Key = tuple[int, Kinds, bool]
+# Rows, padding included; what they ask for; groups that share a prefix, empty ones included.
+_Key = tuple[int, Kinds, int]
 _COMMON = (Kinds(False, False, False), Kinds(True, False, False))
 _STEP = 8  # rows between two sizes; fewer than one tile of a matrix product
 
@@ -83,5 +83,5 @@ class DecodeGraphs:
 
 
 def _key(tensors: StepTensors, kinds: Kinds) -> _Key:
-    has_groups = tensors.attn_metadata.prefix_groups is not None
-    return tensors.input_ids.shape[0], kinds, has_groups
+    groups = tensors.attn_metadata.prefix_groups
+    return tensors.input_ids.shape[0], kinds, 0 if groups is None else groups.shape[0]

@@ -164,8 +164,9 @@ class InputBuilder:
         seq_lens: NDArray[np.generic],
         num_rows: int,
     ) -> torch.Tensor | None:
-        """Decodes that share a prefix, if that pays; at an address that depends on num_rows alone,
-        with empty entries behind.
+        """Decodes that share a prefix, if that pays; at an address that depends on num_rows alone.
+        Empty entries fill them up to 1, 8, 64, ..: a graph is for one number of them, and kernels
+        look at each.
         """
         groups, prefix_groups = self._arrays.take(np.int32, num_rows // 2, 3)
         if seq_lens.size < 2:
@@ -173,7 +174,10 @@ class InputBuilder:
         found = grouper.find(self._block_tables, seq_lens, step.query_lens, step.slots)
         groups[: len(found)] = found
         groups[len(found) :] = 0
-        return prefix_groups if len(found) else None
+        size = 1
+        while size < len(found):
+            size *= 8
+        return prefix_groups[:size] if len(found) else None
 
     def _draws(self, params: SlotParams, positions: NDArray[np.int64], num_rows: int) -> RowTensors:
         """Rows beyond those of params are greedy."""
