@@ -15,6 +15,18 @@ from numpy.typing import NDArray
 
 from pagedkv.request import Request
 
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Of one token at its place. rank: 1 is the most likely token there."""
+
+    logprob: float
+    rank: int
+
+
+# Of one place: token id -> Logprob, the token that stands there first, then the most likely ones.
+TokenLogprobs = dict[int, Logprob]
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -176,6 +188,7 @@ class CompletionOutput:
     """One answer. stop_reason: the stop string or stop token id that ended it; None for the end-of-
     sequence token and other reasons. cumulative_logprob: sum of its tokens' log-probabilities under
     the model itself, before temperature, top-k and top-p; None for a request with one answer.
+    logprobs: of each of token_ids, where asked for; of the model itself too.
     """
 
     index: int
@@ -184,11 +197,14 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None
     cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request. error says why when finish_reason is "error"."""
+    """A finished request. error says why when finish_reason is "error". prompt_logprobs: of each of
+    prompt_token_ids, where asked for; None for the first, and fewer if it ended before.
+    """
 
     request_id: str
     prompt: str | None
@@ -197,18 +213,20 @@ class RequestOutput:
     num_cached_tokens: int
     num_preemptions: int
     error: str | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
     """What one step added to answer `index` of a streamed request. The texts of all its deltas,
-    joined, are the finished output's text.
+    joined, are the finished output's text. logprobs: of these token_ids, where asked for.
     """
 
     request_id: str
     text: str
     token_ids: list[int]
     index: int = 0
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ _MAX_STOP_TOKEN_IDS = 256  # of each running sequence they are a row in one arra
 _MAX_SEED = 2**64 - 1
 _MAX_BEAM_WIDTH = 64
 _MAX_BAD_WORDS = 256
+_MAX_LOGPROBS = 20
 MAX_FORKS = 128  # answers of one prompt: a bound on what one small request can ask for
 
 _T = TypeVar("_T")
@@ -73,6 +74,11 @@ class SamplingParams:
         early_stopping: when a search ends. True: as soon as beam_width beams have finished; False:
             when the best running one, at its present length, cannot beat them; "never": when it
             could not at any length.
+        logprobs: tell the log-probability of each generated token, and of so many of the most
+            likely ones beside it, 0 to 20: under the model itself, of the logits before any option
+            changes them. None: of none.
+        prompt_logprobs: the same of the prompt's tokens. All of it is computed then: its prefix is
+            neither taken from the prefix cache nor shared with other requests.
         logits_processors: functions of yours, called in their order at each token; see
             LogitsProcessor. For users of the library: code never comes in a request to a server.
 
@@ -103,6 +109,8 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
     min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logits_processors: Sequence[LogitsProcessor] = ()
 
     def __post_init__(self) -> None:
@@ -152,6 +160,9 @@ class SamplingParams:
             object.__setattr__(self, "allowed_token_ids", allowed)
         object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words, _MAX_BAD_WORDS))
         _check_int("min_tokens", self.min_tokens, low=0, high=self.max_tokens)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), low=0, high=_MAX_LOGPROBS)
         processors = _listed("logits_processors", self.logits_processors)
         for one in processors:
             if not callable(one):
@@ -179,6 +190,8 @@ class SamplingParams:
             )
         if self.stop:
             raise ValueError("beam search ends at token ids: use stop_token_ids instead of stop")
+        if self.logprobs is not None or self.prompt_logprobs is not None:
+            raise ValueError("logprobs and prompt_logprobs do not go with beam_width")
         if self.changes_logits:
             raise ValueError(
                 "beam search chooses by the model's own log-probabilities: no option that changes "

@@ -65,8 +65,10 @@ class FakeModel:
         for row, seq_len in enumerate(attn_metadata.seq_lens.tolist()):
             table = attn_metadata.block_tables[row, : -(-seq_len // self.block_size)].long()
             context = key_cache[table].reshape(-1)[:seq_len].numpy().astype(np.int64)
-            last = starts[row + 1] - 1
+            first, last = starts[row], starts[row + 1] - 1
             assert positions[last] == seq_len - 1
+            for place in range(first, last):
+                hidden[place] = hash_of(context[: seq_len - last + place])
             hidden[last] = -1 if self.is_bad(context) else hash_of(context)
         return hidden
 

@@ -265,7 +265,9 @@ class Engine:
             like = self._requests.branch(parent, params)
         forks = self._scheduler.fork(request_id, n, like)
         for request, token_ids in forks:
-            self._outputs.add(request, streams=stream, token_ids=token_ids.tolist())
+            self._outputs.add(
+                request, streams=stream, token_ids=token_ids.tolist(), forked_from=request_id
+            )
         names = [request.request_id for request, _ in forks]
         request, token_ids = forks[0]
         self._observer.forked(request_id, names, token_ids.size, request.max_tokens, self._clock())

@@ -30,8 +30,8 @@ class StepTensors:
     [num_samples], the token whose hidden state gives each sampled row's logits; sample_slots int64
     [num_samples]; draws: how each of them is drawn. has_pending: whether any id is PENDING.
 
-    sample_positions int64 [num_samples], on the CPU: the index in its sequence of the token to be
-    sampled.
+    On the CPU: sample_positions int64 [num_samples], the index in its sequence of the token to be
+    sampled; row_lens int64 [num_rows], tokens of each row's sequence, this step included.
     """
 
     input_ids: torch.Tensor
@@ -43,6 +43,7 @@ class StepTensors:
     draws: RowTensors
     has_pending: bool
     sample_positions: NDArray[np.int64]
+    row_lens: NDArray[np.int64]
 
 
 class InputBuilder:
@@ -155,6 +156,7 @@ class InputBuilder:
             draws=draws,
             has_pending=bool((ids == PENDING).any()),
             sample_positions=sample_positions,
+            row_lens=lens[:num_rows].astype(np.int64),
         )
 
     def _groups(

@@ -5,8 +5,9 @@ and their tokens. launch() puts it on the device, collect() waits for what it ch
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -26,23 +27,31 @@ from pagedkv.sampling import (
     LogitRules,
     RuledRow,
     SlotParams,
+    TokenScores,
     best_candidates,
     choose,
     chosen_logprobs,
     process_logits,
     sample,
+    score_tokens,
 )
+
+_SCORED_AT_ONCE = 256  # tokens of prompts
 
 
 class Sampled(NamedTuple):
     """token_ids int64, failed bool, logprobs float64, each [num_samples]. The token of a row that
-    has failed means nothing. logprobs None: none is wanted.
+    has failed means nothing. logprobs None: none is wanted. scores: of the chosen tokens that want
+    them, rows being indices of samples; prompt_scores: of tokens of prompts, rows being one row of
+    the step, and the position of the first of them.
     """
 
     token_ids: NDArray[np.int64]
     failed: NDArray[np.bool_]
     logprobs: NDArray[np.float64] | None
     candidates: Candidates | None = None
+    scores: TokenScores | None = None
+    prompt_scores: Sequence[tuple[TokenScores, int]] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +67,7 @@ class Launched:
     done: torch.cuda.Event | None
     moving: tuple[int, Span] | None  # bytes
     prefilling: tuple[int, Span] | None  # tokens
+    prompt_scores: Sequence[tuple[TokenScores, int]] = ()
 
 
 class Model(Protocol):
@@ -95,6 +105,8 @@ class ModelRunner:
         self._params = SlotParams(max_num_seqs)
         self._rules: list[LogitRules | None] = [None] * max_num_seqs  # by slot
         self._has_rules = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._num_prompt_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
+        self._prompt_lens = np.zeros(max_num_seqs, dtype=np.int64)
         self._vocab_size = vocab_size
         device = kv_cache.tensor.device
         self._watch = Stopwatch(device, clock)
@@ -146,8 +158,15 @@ class ModelRunner:
             rules = LogitRules.of(request, self._vocab_size)
             self._rules[admitted.slot] = rules
             self._has_rules[admitted.slot] = rules is not None
+            num_wanted = request.sampling_params.prompt_logprobs
+            self._num_prompt_logprobs[admitted.slot] = -1 if num_wanted is None else num_wanted
+            self._prompt_lens[admitted.slot] = request.prompt_len
         params = self._params.rows(step.slots[step.sample_rows], step.sample_draws)
-        wants_more = bool(params.wants_logprob.any() or params.num_candidates.any())
+        wants_more = bool(
+            params.wants_logprob.any()
+            or params.num_candidates.any()
+            or (params.num_logprobs >= 0).any()
+        )
         graphs, num_padded = self._graphs, None
         has_rules = bool(self._has_rules[step.slots].any())
         if graphs is not None and not (wants_more or has_rules) and _is_decode(step):
@@ -171,8 +190,9 @@ class ModelRunner:
                 ruled = self._ruled_rows(step, tensors, token_ids)
                 processed = process_logits(logits, ruled) if ruled else logits
                 chosen = self._choose(processed, tensors, params)
-            return self._launched(
-                chosen, logits if wants_more else None, params, moving, prefilling
+            return dataclasses.replace(
+                self._launched(chosen, logits if wants_more else None, params, moving, prefilling),
+                prompt_scores=self._prompt_scores(step, tensors, hidden, token_ids),
             )
 
     def _launched(
@@ -226,14 +246,54 @@ class ModelRunner:
         failed = launched.token_ids.numpy() < 0
         chosen = np.maximum(launched.token_ids.numpy(), 0)
         if launched.logits is None:
-            return Sampled(chosen, failed, None)
+            return Sampled(chosen, failed, None, prompt_scores=launched.prompt_scores)
         best = best_candidates(launched.logits, launched.params)
         return Sampled(
             chosen,
             failed,
             chosen_logprobs(launched.logits, launched.params, chosen),
             None if best is None else Candidates(*best),
+            self._scores(launched, chosen),
+            launched.prompt_scores,
         )
+
+    @staticmethod
+    def _scores(launched: Launched, chosen: NDArray[np.int64]) -> TokenScores | None:
+        wanted = np.flatnonzero(launched.params.num_logprobs >= 0)
+        if wanted.size == 0 or launched.logits is None:
+            return None
+        num_top = int(launched.params.num_logprobs[wanted].max())
+        rows = launched.logits[torch.from_numpy(wanted).to(launched.logits.device)]
+        scores = score_tokens(rows, wanted, chosen[wanted], num_top)
+        return scores._replace(num_tops=launched.params.num_logprobs[wanted])
+
+    def _prompt_scores(
+        self,
+        step: ScheduledStep,
+        tensors: StepTensors,
+        hidden: torch.Tensor,
+        token_ids: NDArray[np.int32],
+    ) -> list[tuple[TokenScores, int]]:
+        """Of the tokens of prompts that follow those of this step, where they are wanted. A few at
+        a time: their logits are many times as large as their hidden states.
+        """
+        begins = np.cumsum(step.query_lens) - step.query_lens
+        found = []
+        for row in np.flatnonzero(self._num_prompt_logprobs[step.slots] >= 0).tolist():
+            slot = int(step.slots[row])
+            first = int(tensors.row_lens[row] - step.query_lens[row]) + 1
+            end = min(int(tensors.row_lens[row]) + 1, int(self._prompt_lens[slot]))
+            for at in range(first, end, _SCORED_AT_ONCE):
+                count = min(end - at, _SCORED_AT_ONCE)
+                place = int(begins[row]) + at - first
+                scores = score_tokens(
+                    self._logits(hidden[place : place + count]),
+                    np.full(count, row, dtype=np.int64),
+                    token_ids[slot, at : at + count].astype(np.int64),
+                    int(self._num_prompt_logprobs[slot]),
+                )
+                found.append((scores, at))
+        return found
 
     def _ruled_rows(
         self, step: ScheduledStep, tensors: StepTensors, token_ids: NDArray[np.int32]

@@ -6,12 +6,14 @@ no time on them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.engine.answer_groups import AnswerGroups
+from pagedkv.engine.logprob_store import LogprobStore
 from pagedkv.engine.stop_strings import StopStrings
 from pagedkv.records import (
     Admitted,
@@ -61,18 +63,27 @@ class OutputProcessor:
         self._watched: dict[str, _Watched] = {}
         self._is_watched = np.zeros(max_num_seqs, dtype=np.bool_)  # by slot
         self._groups = AnswerGroups()
+        self.logprobs = LogprobStore()
 
     @property
     def num_watched(self) -> int:
         """Requests and answers with state here."""
-        return len(self._watched) + len(self._groups)
+        return len(self._watched) + len(self._groups) + len(self.logprobs)
 
     def check_stream(self, request_id: str, *, streams: bool) -> None:
         if streams and self._tokenizer is None:
             raise ValueError(f"request {request_id!r}: streaming needs a tokenizer")
 
-    def add(self, request: Request, *, streams: bool, token_ids: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        request: Request,
+        *,
+        streams: bool,
+        token_ids: Sequence[int] = (),
+        forked_from: str | None = None,
+    ) -> None:
         """Know a request. token_ids: what a fork starts with, told already in its parent's text.
+        forked_from: the parent's id.
 
         Raises ValueError if it cannot stream.
         """
@@ -88,6 +99,7 @@ class OutputProcessor:
                 f"request {request.request_id!r}: best_of {params.num_forks} above n {params.n} "
                 "cannot stream: the best are known only when all have ended"
             )
+        self.logprobs.add(request, forked_from)
         if request.is_group:
             self._groups.add(request)
             for k in range(params.num_forks):
@@ -122,7 +134,7 @@ class OutputProcessor:
         """
         state = self._watched[request.request_id]
         text = state.push([token_id])
-        delta = _delta(request, text, [token_id]) if state.streams else None
+        delta = self._delta(request, text, [token_id], state.num_tokens) if state.streams else None
         return delta, state.stops.matched is not None
 
     def finish(self, finished: FinishedRequest) -> tuple[OutputDelta | None, RequestOutput | None]:
@@ -146,7 +158,7 @@ class OutputProcessor:
                 reason, stop_reason = "stop", state.stops.matched
             text = "".join(state.parts)
             if state.streams:
-                delta = _delta(request, added, fresh)
+                delta = self._delta(request, added, fresh, len(token_ids))
         answer = CompletionOutput(
             0 if request.parent_id is None else request.draw,
             text,
@@ -154,10 +166,24 @@ class OutputProcessor:
             reason,
             stop_reason,
             finished.cumulative_logprob,
+            self.logprobs.of_answer(request.request_id, 0, len(token_ids)),
         )
-        if request.parent_id is not None:
-            return delta, self._groups.take(finished, answer)
-        return delta, self._output(finished, answer)
+        self.logprobs.end_answer(request.request_id)
+        if request.parent_id is None:
+            output: RequestOutput | None = self._output(finished, answer)
+        else:
+            output = self._groups.take(finished, answer)
+        if output is not None:
+            known = self.logprobs.end_prompt(output.request_id)
+            output = dataclasses.replace(output, prompt_logprobs=known)
+        return delta, output
+
+    def _delta(self, request: Request, text: str, token_ids: list[int], end: int) -> OutputDelta:
+        """Of tokens up to the end-th. Of a group's answer under the group's id."""
+        known = self.logprobs.of_answer(request.request_id, end - len(token_ids), end)
+        if request.parent_id is None:
+            return OutputDelta(request.request_id, text, token_ids, logprobs=known)
+        return OutputDelta(request.parent_id, text, token_ids, request.draw, known)
 
     @staticmethod
     def _visible(finished: FinishedRequest, token_ids: list[int]) -> list[int]:
@@ -193,10 +219,3 @@ class OutputProcessor:
             num_preemptions=finished.num_preemptions,
             error=finished.error,
         )
-
-
-def _delta(request: Request, text: str, token_ids: list[int]) -> OutputDelta:
-    """Of a group's answer under the group's id."""
-    if request.parent_id is None:
-        return OutputDelta(request.request_id, text, token_ids)
-    return OutputDelta(request.parent_id, text, token_ids, request.draw)

@@ -75,7 +75,8 @@ class RequestBuilder:
             sampling_params=params,
             seed=self._next_seed() if params.seed is None else params.seed,
             prompt=prompt if isinstance(prompt, str) else prompt_text,
-            cache_salt=cache_salt,
+            # A prefix that was found would not be computed, and so have no log-probabilities.
+            cache_salt=cache_salt if params.prompt_logprobs is None else secrets.token_hex(16),
             priority=priority,
             bad_token_ids=bad_token_ids,
         )
@@ -92,6 +93,11 @@ class RequestBuilder:
         if params.stop and self._tokenizer is None:
             raise ValueError(f"{name}: stop strings need a tokenizer")
         params.check_vocabulary(self._sampled_vocab_size)
+        had = parent.sampling_params
+        if params.logprobs is not None and had.logprobs is None:
+            raise ValueError(f"{name} has no logprobs: its parent was not asked for any")
+        if params.prompt_logprobs != had.prompt_logprobs:
+            raise ValueError(f"{name} has its parent's prompt_logprobs, {had.prompt_logprobs}")
         if self._stop_ids(params) != parent.stop_token_ids:
             raise ValueError(
                 f"{name} ends at the token ids that its parent ends at: stop_token_ids and "

@@ -137,7 +137,10 @@ class StepLoop:
         self.observer.sampled(
             step, table, flight.rates, sampled.token_ids, sampled.failed, sampled.candidates
         )
-        ended = self._scheduler.update(step, *sampled)
+        self._outputs.logprobs.take(step, sampled, self._scheduler)
+        ended = self._scheduler.update(
+            step, sampled.token_ids, sampled.failed, sampled.logprobs, sampled.candidates
+        )
         stopped: list[str] = []
         deltas: list[OutputDelta] = []
         for request, token_id in self._new_tokens(step, sampled.token_ids):

@@ -2,6 +2,7 @@
 
 from pagedkv.sampling.logit_processing import RuledRow, process_logits
 from pagedkv.sampling.logit_rules import LogitRules
+from pagedkv.sampling.logprobs import TokenScores, score_tokens
 from pagedkv.sampling.params import SlotParams
 from pagedkv.sampling.philox import philox4x32, uniform
 from pagedkv.sampling.sampler import best_candidates, chosen_logprobs, sample
@@ -13,11 +14,13 @@ __all__ = [
     "RowTensors",
     "RuledRow",
     "SlotParams",
+    "TokenScores",
     "best_candidates",
     "choose",
     "chosen_logprobs",
     "philox4x32",
     "process_logits",
     "sample",
+    "score_tokens",
     "uniform",
 ]

@@ -23,6 +23,7 @@ class SlotParams:
         self.draws = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_candidates = np.zeros(max_num_seqs, dtype=np.int64)  # of a beam; 0: not a beam
         self.wants_logprob = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.num_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)  # -1: none is wanted
 
     def set(self, slot: int, params: SamplingParams, seed: int, num_candidates: int = 0) -> None:
         self.temperature[slot] = 0.0 if params.is_greedy else params.temperature
@@ -32,6 +33,7 @@ class SlotParams:
         self.seeds[slot] = seed
         self.wants_logprob[slot] = params.num_forks > 1 and num_candidates == 0
         self.num_candidates[slot] = num_candidates
+        self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
 
     def rows(self, slots: NDArray[np.int64], draws: NDArray[np.int64] | None = None) -> SlotParams:
         """A copy of these slots' rows, in this order. draws: of each row; None: draw 0."""
@@ -43,4 +45,5 @@ class SlotParams:
         picked.draws = np.zeros_like(slots) if draws is None else draws
         picked.num_candidates = self.num_candidates[slots]
         picked.wants_logprob = self.wants_logprob[slots]
+        picked.num_logprobs = self.num_logprobs[slots]
         return picked
