@@ -96,7 +96,8 @@ class SchedulerConfig:
             running sequence advances in every step and a prefill always gets a share beside
             decodes.
         scheduling_policy: fcfs runs requests in order of arrival. priority runs urgent ones (lower
-            value of `priority`) first; an urgent one displaces running ones that are less urgent.
+            value of `priority`) first; an urgent one displaces running ones that are less urgent,
+            and its prompt gets a step's tokens before theirs.
         priority_ageing_steps: steps of waiting that make up for one level of priority, so that
             nobody waits for ever: a request of priority p is passed only by those of priority
             q < p that arrive at most (p - q) * priority_ageing_steps steps after it.

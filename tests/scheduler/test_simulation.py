@@ -219,7 +219,7 @@ def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
     reasons: set[str] = set()
     num_preempted = num_hits = num_copies = num_preempted_forks = num_swapped = 0
     num_searches = num_preempted_beams = num_held_back = num_beyond_the_pool = 0
-    num_swapped_in_units = num_offloaded = num_cpu_hits = num_offload_drops = 0
+    num_swapped_in_units = num_offloaded = num_cpu_hits = num_offload_drops = num_sat_out = 0
     for seed in range(160):
         simulation = simulate(seed)
         reasons |= {one.reason for one in simulation.finished.values()}
@@ -235,6 +235,12 @@ def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
             one.num_preemptions for one in simulation.finished.values() if one.request.draw
         )
         num_held_back += simulation.launched.num_held_back
+        num_sat_out += sum(
+            decision.numbers.get("lacks") == "urgent"
+            for name in simulation.finished
+            for one in simulation.scheduler.log.explain(name)
+            for decision in one.decisions
+        )
         num_beyond_the_pool += sum(
             one.request.prompt_len + one.token_ids.size - 1
             > simulation.num_blocks * simulation.block_size
@@ -245,6 +251,7 @@ def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
         num_searches += sum(one.reason in ("stop", "length") for one in searches)
         num_preempted_beams += sum(one.num_preemptions for one in searches)
     assert num_held_back > 200
+    assert num_sat_out > 3
     assert num_beyond_the_pool > 10
     assert num_swapped_in_units > 20
     assert num_offloaded > 100

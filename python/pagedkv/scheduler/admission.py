@@ -79,6 +79,16 @@ class Admission:
         held = (computed + size - 1) // size - table.num_freed_blocks[slots]
         return int((wanted - held).sum())
 
+    def copied_blocks(
+        self, table: SlotTable, slots: NDArray[np.int64], num_new: NDArray[np.int64]
+    ) -> int:
+        """Blocks that copies on write take, beyond those promised, when the running sequences in
+        these slots compute num_new tokens each.
+        """
+        size, computed = self._manager.block_size, table.num_computed[slots]
+        grown = (computed + num_new + size - 1) // size - (computed + size - 1) // size
+        return self._manager.num_blocks_needed(table.seq_ids[slots], num_new) - int(grown.sum())
+
     def held_blocks(self, table: SlotTable, slot: int) -> int:
         """Blocks in the table of a running sequence."""
         computed = int(table.num_computed[slot])

@@ -39,6 +39,8 @@ _WAITS = {
     "slot": "waits for one of {max_num_seqs} slots (max_num_seqs)",
     "tokens": "waits, the step's {max_num_batched_tokens} tokens are used up "
     "(max_num_batched_tokens)",
+    "urgent": "waits for a more urgent request's prompt: {num_tokens} of the step's "
+    "{max_num_batched_tokens} tokens are for {by!r}; it keeps its blocks",
     "prefix": "waits, the step computes a prefix that it would otherwise compute again",
     "turn": "waits its turn: a request before it waits for blocks and has been passed "
     "{num_overtaken} times, as often as allowed (max_num_overtakes)",

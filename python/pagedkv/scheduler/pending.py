@@ -48,13 +48,16 @@ class PendingPrefixes:
         by_slot: Sequence[Entry | None],
         rows: NDArray[np.int64],
         query_lens: NDArray[np.int64],
+        ends: NDArray[np.int64],
     ) -> None:
-        """The chunks of prompts among the rows of running sequences; they count as computed."""
+        """The chunks of prompts among the rows of running sequences: query_lens tokens each, up to
+        ends.
+        """
         for i in np.flatnonzero(query_lens > 1).tolist():
             slot = int(rows[i])
             entry = by_slot[slot]
             assert entry is not None
-            end = int(table.num_computed[slot])
+            end = int(ends[i])
             token_ids = table.token_ids[slot, : table.num_tokens[slot]]
             self.add(token_ids, end - int(query_lens[i]), end, entry.request.extra_key)
 

@@ -37,9 +37,10 @@ from pagedkv.scheduler.in_flight import InFlight
 from pagedkv.scheduler.offloading import Offloading
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue, rank_of
-from pagedkv.scheduler.rows import share_budget, singles_first, unfinished
+from pagedkv.scheduler.rows import singles_first, unfinished
 from pagedkv.scheduler.running import RunningSet
 from pagedkv.scheduler.starting import Started, Starting
+from pagedkv.scheduler.step_tokens import StepTokens
 from pagedkv.scheduler.window import Window
 
 
@@ -78,6 +79,7 @@ class Scheduler:
         self._offloading = Offloading(manager, bytes_per_block)
         rest = (enable_prefix_caching, self.log, self.window, self._offloading)
         self._starting = Starting(*parts, *rest)
+        self._tokens = StepTokens(config, self._running, self._queue, self._starting, self.log)
         self._forking = Forking(manager, self._running, self._queue, self._entries)
         shared = (manager, self._running, self._queue, self._entries, self._forking)
         self._beams = Beams(*shared)
@@ -253,19 +255,19 @@ class Scheduler:
             displaced += self._preemption.make_way(self._num_steps)
         order, remaining = unfinished(self._running.order, self.slots)
         remaining = self.window.chunks(self.slots, order, remaining)
-        rows, query_lens = share_budget(order, remaining, self.config.max_num_batched_tokens)
+        started, rows, query_lens = self._tokens.share(order, remaining, self._num_steps)
         num_wanted = rows.size
         rows, query_lens, preempted = self._preemption.make_room(rows, query_lens, self._num_steps)
         copies = no_pairs()
         if rows.size:
             copies = self._manager.append_batch(self.slots.seq_ids[rows], query_lens)
         self.slots.num_computed[rows] += query_lens
-        started = Started()
-        if self._queue and not preempted and rows.size == num_wanted:
-            started = self._starting.start_beside(
-                rows, query_lens, self._num_steps, self._preemption
-            )
-            rows, query_lens, copies = started.join(rows, query_lens, copies)
+        has_room = not preempted and rows.size == num_wanted
+        rows, query_lens, copies = started.join(rows, query_lens, copies)
+        if self._queue and has_room:
+            later = self._starting.start_beside(rows, query_lens, self._num_steps, self._preemption)
+            rows, query_lens, copies = later.join(rows, query_lens, copies)
+            started.add(later)
         if rows.size == 0:
             self._stalled += (*displaced, *preempted)
             if self._manager.num_returning_blocks:
@@ -294,6 +296,7 @@ class Scheduler:
         rows, query_lens = planned
         self._num_steps += 1
         self.log.step = self._in_flight.last_step_id + 1
+        self._tokens.note_waits(rows, query_lens, Started())
         copies = self._manager.append_batch(self.slots.seq_ids[rows], query_lens)
         self.slots.num_computed[rows] += query_lens
         return self._in_flight.launch(rows, query_lens, copies, Started(), ())

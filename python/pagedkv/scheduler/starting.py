@@ -45,6 +45,13 @@ class Started:
             copies = np.concatenate([copies, np.array(self.copies, dtype=np.int64)])
         return rows, query_lens, copies
 
+    def add(self, later: Started) -> None:
+        """What has started after these."""
+        self.admitted += later.admitted
+        self.query_lens += later.query_lens
+        self.copies += later.copies
+        self.swap_in += later.swap_in
+
     def swapped_in(self) -> NDArray[np.int64]:
         """[n, 2]"""
         return np.array(self.swap_in, dtype=np.int64) if self.swap_in else no_pairs()
@@ -83,8 +90,7 @@ class Starting:
         preemption: Preemption,
     ) -> Started:
         """Start what is queued beside the rows of running sequences."""
-        pending = PendingPrefixes(self._manager, enabled=self._has_prefix_cache)
-        pending.add_chunks(self._running.slots, self._running.by_slot, rows, query_lens)
+        pending = self.pending_beside(rows, query_lens, self._running.slots.num_computed[rows])
         budget = self._config.max_num_batched_tokens - int(query_lens.sum())
         while True:
             started = self.start(budget, pending, num_step)
@@ -94,6 +100,43 @@ class Starting:
             # the way.
             if preemption.drop_one_swapped() is None:
                 return started
+
+    def pending_beside(
+        self, rows: NDArray[np.int64], query_lens: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> PendingPrefixes:
+        """What the rows compute of prompts: query_lens tokens up to ends."""
+        pending = PendingPrefixes(self._manager, enabled=self._has_prefix_cache)
+        pending.add_chunks(self._running.slots, self._running.by_slot, rows, query_lens, ends)
+        return pending
+
+    def start_ahead(
+        self,
+        budget: int,
+        beside: tuple[NDArray[np.int64], NDArray[np.int64]],
+        pending: PendingPrefixes,
+        num_step: int,
+        started: Started,
+    ) -> bool:
+        """Start the first in the queue, with its unit, before the running sequences have the blocks
+        of this step; so only if no block is lacking that they could take in it. Returns whether it
+        has started. Notes no reason if not: it has its turn once more after the others.
+
+        Args:
+            budget: tokens, at least 1.
+            beside: slots and most tokens of the running sequences that are to have theirs.
+        """
+        running, table = self._running, self._running.slots
+        if table.num_free == 0:
+            return False
+        promised = self._admission.promised_blocks(
+            table, running.order, table.num_computed[running.order]
+        )
+        promised += self._admission.copied_blocks(table, *beside)
+        entry = self._queue[0]
+        if self._lack(entry, budget, promised, pending, num_step) is not None:
+            return False
+        self._take(entry, budget, pending, started)
+        return True
 
     def start(self, budget: int, pending: PendingPrefixes, num_step: int) -> Started:
         """Start in order of rank while slots, tokens (budget) and blocks last. Those without room,
@@ -110,7 +153,7 @@ class Starting:
         while place < len(self._queue) and num_blocked < _MAX_BLOCKED_PER_STEP:
             entry = self._queue[place]
             if budget == 0 or table.num_free == 0:
-                self._waits_for_a_place(entry, budget)
+                self._log.note(entry.request, "waits", **self._no_place(budget))
                 break
             if num_blocked and most_overtaken >= self._config.max_num_overtakes:
                 self._log.note(entry.request, "waits", lacks="turn", num_overtaken=most_overtaken)
@@ -126,56 +169,69 @@ class Starting:
             for i in range(place):
                 self._queue[i].num_overtaken += 1
             most_overtaken += 1
-            unit, was_swapped = entry.unit, entry.is_swapped
-            kept = sum(admission.kept_blocks(one) for one in unit)
-            for one in unit:
-                self._queue.remove(one)
-                one.num_overtaken = 0
-            if was_swapped:
-                query_lens = self._resume(unit, budget, started)
-            else:
-                query_lens = [self._admit(entry, budget, pending, started)]
-            started.query_lens += query_lens
-            budget -= sum(query_lens)
-            for new in started.admitted[-len(query_lens) :]:
-                kept -= admission.held_blocks(table, new.slot)
+            num_tokens, kept = self._take(entry, budget, pending, started)
+            budget -= num_tokens
             promised += kept
         return started
+
+    def _take(
+        self, entry: Entry, budget: int, pending: PendingPrefixes, started: Started
+    ) -> tuple[int, int]:
+        """Out of the queue into a slot, with its unit. Returns the tokens that they compute in this
+        step, and the blocks that stay promised to them beyond.
+        """
+        admission, unit, was_swapped = self._admission, entry.unit, entry.is_swapped
+        kept = sum(admission.kept_blocks(one) for one in unit)
+        for one in unit:
+            self._queue.remove(one)
+            one.num_overtaken = 0
+        if was_swapped:
+            query_lens = self._resume(unit, budget, started)
+        else:
+            query_lens = [self._admit(entry, budget, pending, started)]
+        started.query_lens += query_lens
+        for new in started.admitted[-len(query_lens) :]:
+            kept -= admission.held_blocks(self._running.slots, new.slot)
+        return sum(query_lens), kept
 
     def _must_wait(
         self, entry: Entry, budget: int, promised: int, pending: PendingPrefixes, num_step: int
     ) -> bool:
         """Whether it, and its unit with it, cannot start now, for a reason that is noted."""
+        lack = self._lack(entry, budget, promised, pending, num_step)
+        if lack:
+            self._log.note(entry.request, "waits", **lack)
+        return lack is not None
+
+    def _lack(
+        self, entry: Entry, budget: int, promised: int, pending: PendingPrefixes, num_step: int
+    ) -> dict[str, int | str] | None:
+        """Why it, and its unit with it, cannot start now: what to note of it, nothing if that is
+        its preemption in this very step. None: it can.
+        """
         if entry.preempted_in == num_step:
-            return True
+            return {}
         size = len(entry.unit)
         if size > self._running.slots.num_free or size > budget:
-            self._waits_for_a_place(entry, 0 if size > budget else budget)
-            return True
+            return self._no_place(0 if size > budget else budget)
         if not self._admission.has_room(entry, promised, num_running=self._num_others(entry)):
-            self._log.note(
-                entry.request,
-                "waits",
-                lacks="blocks",
-                needed=self._admission.needed_blocks(entry),
-                available=self._manager.num_allocatable_blocks,
-                promised=promised,
-            )
-            return True
+            return {
+                "lacks": "blocks",
+                "needed": self._admission.needed_blocks(entry),
+                "available": self._manager.num_allocatable_blocks,
+                "promised": promised,
+            }
         if entry.is_swapped:
-            return False
+            return None
         if pending.is_worth_waiting(entry.token_ids, entry.request.extra_key):
-            self._log.note(entry.request, "waits", lacks="prefix")
-            return True
-        return False
+            return {"lacks": "prefix"}
+        return None
 
-    def _waits_for_a_place(self, entry: Entry, budget: int) -> None:
+    def _no_place(self, budget: int) -> dict[str, int | str]:
         if budget:
-            max_num_seqs = self._running.slots.max_num_seqs
-            self._log.note(entry.request, "waits", lacks="slot", max_num_seqs=max_num_seqs)
-        else:
-            limit = self._config.max_num_batched_tokens
-            self._log.note(entry.request, "waits", lacks="tokens", max_num_batched_tokens=limit)
+            return {"lacks": "slot", "max_num_seqs": self._running.slots.max_num_seqs}
+        limit = self._config.max_num_batched_tokens
+        return {"lacks": "tokens", "max_num_batched_tokens": limit}
 
     def _admit(self, entry: Entry, budget: int, pending: PendingPrefixes, started: Started) -> int:
         """The blocks of its first chunk: prefix match first, size after."""
