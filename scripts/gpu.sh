@@ -36,7 +36,10 @@ if chosen test; then
 fi
 if chosen sanitize; then
   for tool in ${SANITIZERS:-memcheck racecheck initcheck synccheck}; do
-    step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 --print-limit 5 \
+    options=()
+    # A barrier for every stage of every block that runs: more than the tool tracks unless told.
+    if [[ $tool == synccheck ]]; then options=(--num-cuda-barriers 16384); fi
+    step "$tool" compute-sanitizer --tool "$tool" "${options[@]}" --error-exitcode 1 --print-limit 5 \
       "$python" -m pytest -q --no-header -p no:cacheprovider tests/cuda -k sanitize
   done
 fi

@@ -25,7 +25,7 @@ LIBRARY = ROOT / "python" / "pagedkv" / "_ops_cuda.so"
 MAX_LIBRARY_BYTES = 40 * 2**20
 # Registers that do not fit go to the stack, in memory. A few outside the main loop cost nothing;
 # wider heads than 128 are padded to 192 or 256, where some must.
-ATTENTION = ("decode_attention_kernel", "prefill_", "prefix_")
+ATTENTION = ("decode_", "prefill_", "prefix_")
 MAX_STACK_BYTES = 256
 MAX_DIM_WITHOUT_SPILLS = 128
 # Products of a warpgroup: 64 rows by so many columns. A narrow one wastes the tensor cores.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,14 @@ def decode(*lengths: int) -> tuple[tuple[int, int], ...]:
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MIXED = (*decode(33, 1, 700, 0), (70, 90), (3, 40), (0, 0), (200, 200), (17, 17))
 
+# At most 32 sequences of 8 packed rows: a kernel of their own.
+FEW = (*decode(33, 1, 700, 0, 4097, 16, 17, 250), (2, 40), (2, 2500), (0, 0), (2, 2))
+
+
+def few(name: str, **changes: object) -> Case:
+    return replace(Case("few", FEW), name=f"few_{name}", **changes)  # type: ignore[arg-type]
+
+
 CORRECTNESS = (
     Case("decode", decode(5, 64, 1000, 16, 17, 4097)),
     Case("decode_one_long", decode(20000)),
@@ -80,6 +88,30 @@ CORRECTNESS = (
     Case("speculative", ((4, 100), (4, 4), (3, 1025), (5, 63)), num_heads=16, num_kv_heads=2),
     *(Case(f"head_dim_{d}", MIXED, head_dim=d) for d in (8, 64, 72, 80, 96, 112, 120, 192, 256)),
     *(Case(f"fp8_head_dim_{d}", MIXED, head_dim=d, cache_dtype=E4M3) for d in (64, 96, 192, 256)),
+    few("bf16"),
+    few("fp16", dtype=torch.float16),
+    few("e4m3", cache_dtype=E4M3),
+    few("e5m2_per_head", cache_dtype=E5M2, scale_per_head=True),
+    few("fp16_e4m3", dtype=torch.float16, cache_dtype=E4M3, scale_per_head=True),
+    few("window", window=37),
+    few("window_e4m3", window=37, cache_dtype=E4M3),
+    few("alibi", alibi=True),
+    few("soft_cap", soft_cap=5.0),
+    few("all_features", window=100, alibi=True, soft_cap=20.0, cache_dtype=E4M3),
+    few("not_causal", causal=False),
+    few("token_major", token_major=True),
+    few("mha", num_heads=3, num_kv_heads=3),
+    few("group_of_3", num_heads=9, num_kv_heads=3),
+    few("group_of_8", rows=decode(40, 900, 3), num_heads=16),
+    few("many_kv_heads", num_heads=100, num_kv_heads=100),
+    *(few(f"head_dim_{d}", head_dim=d) for d in (8, 40, 64, 96, 104, 120)),
+    *(few(f"fp8_head_dim_{d}", head_dim=d, cache_dtype=E4M3) for d in (16, 64, 112)),
+    *(few(f"block_size_{b}", block_size=b) for b in (8, 24, 32, 256)),
+    *(few(f"fp8_block_size_{b}", block_size=b, cache_dtype=E4M3) for b in (8, 24, 256)),
+    few("equal", rows=decode(*[600] * 32)),
+    few("uneven", rows=decode(9000, *[40] * 15)),
+    few("uneven_32", rows=decode(9000, *[40] * 20, 3000, *range(10)), num_heads=64),
+    few("uneven_many_kv_heads", rows=decode(5000, *[40] * 31), num_heads=64, num_kv_heads=64),
     Case("odd_head_dim", MIXED, head_dim=46),
     Case("fp8_head_dim_72", MIXED, head_dim=72, cache_dtype=E4M3),
     *(Case(f"block_size_{b}", MIXED, block_size=b) for b in (1, 3, 8, 24, 32, 100, 128, 256)),
@@ -99,6 +131,8 @@ CORNERS = (
 
 SANITIZE = (
     Case("decode", decode(5, 64, 300, 0, 17), num_heads=4, num_kv_heads=1),
+    Case("decode_cut", decode(900, 5), num_heads=4, num_kv_heads=1),
+    Case("decode_many", decode(*range(40), 900), num_heads=4, num_kv_heads=1),
     Case("decode_fp8", decode(5, 100), num_heads=4, num_kv_heads=1, cache_dtype=E4M3),
     Case("mixed", (*decode(33, 0), (70, 90), (20, 20)), num_heads=4, num_kv_heads=1),
     Case("mixed_fp8", (*decode(33), (70, 90)), num_heads=4, num_kv_heads=1, cache_dtype=E4M3),

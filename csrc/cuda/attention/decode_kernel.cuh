@@ -47,21 +47,6 @@ __device__ void sync_multipliers() {
   sync_threads(1, Traits::kThreads);
 }
 
-// Values of keys outside the sequence or left of its window may be anything, NaN too: zeros
-// instead.
-template <class Traits>
-__device__ void zero_hidden_values(char* values, int before, int until, int lane) {
-  constexpr int kChunks = Traits::kColumns * 8;
-#pragma unroll 1
-  for (int i = lane; i < Traits::kUnitKeys * kChunks; i += 32) {
-    const int row = i / kChunks;
-    if (row >= before && row < until) continue;
-    *reinterpret_cast<uint4*>(values + Traits::chunk_offset(row, i % kChunks)) = uint4{};
-  }
-  publish_shared_writes();  // before later copies into the same stage
-  __syncwarp();
-}
-
 // A warp's range of num_units units, all multiplied: whole tiles written, slots filled for the
 // others.
 template <class Traits, class T, class C>
@@ -268,17 +253,6 @@ __device__ void next_piece(const DecodePlan<Traits>& plan, DecodeShared<Traits>&
   shared.piece_range.count = min(share, num_units - begin);
   // An empty piece is none of the next tile.
   shared.piece_range.at = tile * num_units + (shared.piece_range.count > 0 ? begin : 0);
-}
-
-// Small tables to the L2, while the lengths are read. The threads of the grid share them.
-__device__ inline void prefetch_tables(const PagedAttentionParams& params) {
-  constexpr int64_t kMostEntries = 65536;
-  constexpr int64_t kLine = 32;
-  const int64_t entries =
-      (params.num_seqs - 1) * params.block_tables_stride + params.max_num_blocks;
-  const int64_t mine = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kLine;
-  if (entries > kMostEntries || mine >= entries) return;
-  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(params.block_tables + mine));
 }
 
 template <class T, class C, int kDim, int kRowTiles>

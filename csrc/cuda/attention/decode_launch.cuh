@@ -6,28 +6,18 @@
 
 #include "cuda/attention/decode_kernel.cuh"
 #include "cuda/attention/decode_merge.h"
+#include "cuda/attention/decode_small_kernel.cuh"
 #include "cuda/attention/launch.h"
 #include "cuda/attention/tensor_map.h"
 #include "cuda/device/launch.h"
 
 namespace pagedkv::cuda {
 
-template <class T, class C, int kDim, int kRowTiles, bool kHopper>
-void launch_decode_on(const PagedAttentionParams& params, cudaStream_t stream) {
-  using Traits = DecodeTraits<T, C, kDim, kRowTiles, kHopper>;
-  auto* kernel = decode_attention_kernel<T, C, kDim, kRowTiles>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  Traits::kSharedBytes),
-             "paged_attention (decode): shared memory");
+// What both kernels need; blocks: of the grid, warps: those of the grid that multiply.
+template <class Traits, class C>
+DecodeSetup decode_setup(const PagedAttentionParams& params, int64_t blocks, int64_t warps,
+                         bool hopper) {
   const ConstKvCache& cache = params.cache;
-  const int blocks = params.decode_multiprocessors > 0
-                         ? static_cast<int>(params.decode_multiprocessors)
-                         : num_multiprocessors();
-  const int64_t needed = params.num_splits == 0 ? RangeStates<Traits>::bytes(blocks) : 0;
-  if (needed > params.workspace_bytes) {
-    throw std::runtime_error("pagedkv: decode needs a workspace of " + std::to_string(needed) +
-                             " bytes, got " + std::to_string(params.workspace_bytes));
-  }
   DecodeSetup setup{};
   setup.box_rows =
       static_cast<int>(std::gcd<int64_t, int64_t>(cache.block_size, Traits::kUnitKeys));
@@ -39,11 +29,11 @@ void launch_decode_on(const PagedAttentionParams& params, cudaStream_t stream) {
   setup.kv_heads = Reciprocal::of(cache.num_kv_heads);
   setup.block_spans = Reciprocal::of(cache.block_size / 8);
   setup.blocks = Reciprocal::of(blocks);
-  setup.ranges = Reciprocal::of(static_cast<int64_t>(blocks) * Traits::kWarps);
+  setup.ranges = Reciprocal::of(warps);
   setup.window = static_cast<int>(std::min<int64_t>(params.window, INT32_MAX / 2));
   setup.logit_factor =
       params.soft_cap > 0.0f ? params.scale / params.soft_cap : params.scale * kLog2E;
-  if (kHopper) {
+  if (hopper) {
     setup.key =
         columns_map(cache.key, cache, sizeof(C), cache.key_stride_block, cache.key_stride_head,
                     cache.key_stride_token, setup.box_rows, whole_columns);
@@ -51,18 +41,67 @@ void launch_decode_on(const PagedAttentionParams& params, cudaStream_t stream) {
                               cache.value_stride_head, cache.value_stride_token, setup.box_rows,
                               whole_columns);
   }
+  return setup;
+}
+
+// One launch of a decode kernel: it waits inside for what comes before it, if it is Hopper's.
+template <class Kernel>
+void start_decode(const Kernel& kernel, int64_t blocks, int threads, int shared_bytes, bool hopper,
+                  const PagedAttentionParams& params, const DecodeSetup& setup,
+                  cudaStream_t stream) {
+  check_cuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+      "paged_attention (decode): shared memory");
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(Traits::kAllThreads);
-  config.dynamicSmemBytes = Traits::kSharedBytes;
+  config.gridDim = dim3(grid_size(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = kHopper ? 1 : 0;
+  config.numAttrs = hopper ? 1 : 0;
   check_cuda(cudaLaunchKernelEx(&config, kernel, params, setup), "paged_attention (decode)");
+}
+
+template <class T, class C, int kDim, int kRowTiles, bool kHopper>
+void launch_decode_on(const PagedAttentionParams& params, cudaStream_t stream) {
+  using Traits = DecodeTraits<T, C, kDim, kRowTiles, kHopper>;
+  const int blocks = params.decode_multiprocessors > 0
+                         ? static_cast<int>(params.decode_multiprocessors)
+                         : num_multiprocessors();
+  const int64_t needed = params.num_splits == 0 ? RangeStates<Traits>::bytes(blocks) : 0;
+  if (needed > params.workspace_bytes) {
+    throw std::runtime_error("pagedkv: decode needs a workspace of " + std::to_string(needed) +
+                             " bytes, got " + std::to_string(params.workspace_bytes));
+  }
+  start_decode(decode_attention_kernel<T, C, kDim, kRowTiles>, blocks, Traits::kAllThreads,
+               Traits::kSharedBytes, kHopper, params,
+               decode_setup<Traits, C>(params, blocks,
+                                       static_cast<int64_t>(blocks) * Traits::kWarps, kHopper),
+               stream);
   launch_decode_merge(params, stream);
+}
+
+// Small batches have a kernel of their own, where its code is Hopper's: few sequences, eight packed
+// rows of each at most. Says whether this is one, and launches.
+template <class T, class C, int kDim>
+bool launch_decode_small(const PagedAttentionParams& params, cudaStream_t stream) {
+  using Traits = SmallTraits<T, C, kDim>;
+  const int64_t kv_heads = params.cache.num_kv_heads;
+  const int64_t blocks = num_multiprocessors() * (params.num_seqs == 1 ? 1 : 2);
+  const int64_t slots = blocks / kv_heads;
+  const bool small = params.num_seqs <= kSmallSeqs && params.num_splits == 0 &&
+                     params.num_prefix_groups == 0 && slots > 0 &&
+                     params.num_heads / kv_heads * params.max_query_len <= Traits::kRows &&
+                     SmallStates<Traits>::bytes(kv_heads, slots) <= params.workspace_bytes;
+  if (!small) return false;
+  DecodeSetup setup = decode_setup<Traits, C>(params, slots * kv_heads, 1, true);
+  setup.slots = static_cast<unsigned>(slots);
+  start_decode(decode_small_kernel<T, C, kDim>, slots * kv_heads, Traits::kThreads,
+               Traits::kSharedBytes, true, params, setup, stream);
+  return true;
 }
 
 // Which code the kernel has on this device: what it was compiled for decides, not the device.
@@ -72,6 +111,9 @@ void launch_decode(const PagedAttentionParams& params, cudaStream_t stream) {
   check_cuda(cudaFuncGetAttributes(&compiled, decode_attention_kernel<T, C, kDim, kRowTiles>),
              "paged_attention (decode): attributes");
   if (compiled.ptxVersion >= 90) {
+    if constexpr (kRowTiles == 1 && (kDim == 64 || kDim == 128)) {
+      if (launch_decode_small<T, C, kDim>(params, stream)) return;
+    }
     launch_decode_on<T, C, kDim, kRowTiles, true>(params, stream);
   } else {
     launch_decode_on<T, C, kDim, kRowTiles, false>(params, stream);

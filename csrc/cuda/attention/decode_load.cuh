@@ -61,6 +61,32 @@ struct Ring {
   }
 };
 
+// Values of keys outside the sequence or left of its window may be anything, NaN too: zeros
+// instead.
+template <class Traits>
+__device__ void zero_hidden_values(char* values, int before, int until, int lane) {
+  constexpr int kChunks = Traits::kColumns * 8;
+#pragma unroll 1
+  for (int i = lane; i < Traits::kUnitKeys * kChunks; i += 32) {
+    const int row = i / kChunks;
+    if (row >= before && row < until) continue;
+    *reinterpret_cast<uint4*>(values + Traits::chunk_offset(row, i % kChunks)) = uint4{};
+  }
+  publish_shared_writes();  // before later copies into the same stage
+  __syncwarp();
+}
+
+// Small tables to the L2, while the lengths are read. The threads of the grid share them.
+__device__ inline void prefetch_tables(const PagedAttentionParams& params) {
+  constexpr int64_t kMostEntries = 65536;
+  constexpr int64_t kLine = 32;
+  const int64_t entries =
+      (params.num_seqs - 1) * params.block_tables_stride + params.max_num_blocks;
+  const int64_t mine = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kLine;
+  if (entries > kMostEntries || mine >= entries) return;
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(params.block_tables + mine));
+}
+
 template <class Traits, class T, class C>
 class UnitLoader {
  public:

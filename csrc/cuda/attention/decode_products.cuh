@@ -59,6 +59,31 @@ struct DecodeQuery {
   static constexpr int kProducts = Traits::kDim / 16;
   uint32_t held[kProducts][Traits::kRowTiles][2];
 
+  // A lane's elements of its row in global memory, from where on they are on their way; past
+  // head_dim 0. To be converted once they are needed. kRowTiles 1.
+  __device__ void read(const T* row, int head_dim, int lane) {
+    const int first = Traits::kFloat8 ? 4 * (lane % 4) : 2 * (lane % 4);
+    constexpr int kSecond = Traits::kFloat8 ? 2 : 8;
+#pragma unroll
+    for (int k = 0; k < kProducts; ++k) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int d = 16 * k + kSecond * half + first;
+        uint32_t pair = 0;
+        // Volatile: not to be put off until the copies of keys and values are ahead of it.
+        if (d < head_dim) asm volatile("ld.global.b32 %0, [%1];\n" : "=r"(pair) : "l"(row + d));
+        held[k][0][half] = pair;
+      }
+    }
+  }
+  __device__ void convert() {
+#pragma unroll
+    for (auto& product : held) {
+#pragma unroll
+      for (uint32_t& pair : product[0]) pair = converted(pair);
+    }
+  }
+
   // From the rows in shared memory.
   __device__ void load(uint32_t rows, int num_rows, int head_dim, int lane) {
     // A lane's elements of product k: 16 k + first and 16 k + second, and the ones behind them.
@@ -77,14 +102,19 @@ struct DecodeQuery {
           uint32_t pair;
           asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(pair) : "r"(from + d * 2) : "memory");
           if (d >= valid_dims) pair = 0;
-          if constexpr (!std::is_same_v<T, typename Traits::Product>) {
-            const auto wide = reinterpret_cast<const Vec<T, 2>&>(pair);
-            pair = pack<typename Traits::Product>(to_float(wide.data[0]), to_float(wide.data[1]));
-          }
-          held[k][t][half] = pair;
+          held[k][t][half] = converted(pair);
         }
       }
     }
+  }
+
+  // Two elements in the products' type.
+  static __device__ uint32_t converted(uint32_t pair) {
+    if constexpr (!std::is_same_v<T, typename Traits::Product>) {
+      const auto wide = reinterpret_cast<const Vec<T, 2>&>(pair);
+      pair = pack<typename Traits::Product>(to_float(wide.data[0]), to_float(wide.data[1]));
+    }
+    return pair;
   }
 };
 

@@ -37,6 +37,7 @@ struct DecodeSetup {
   Reciprocal block_spans;  // block_size / 8
   Reciprocal blocks;       // of the grid
   Reciprocal ranges;       // most ranges: warps of the grid that multiply
+  unsigned slots;          // of the kernel of small batches: blocks a KV head
   int window;              // 0: unlimited
   float logit_factor;      // LogitScale's, without k_scale
 };
