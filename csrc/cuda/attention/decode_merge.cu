@@ -95,14 +95,14 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (row >= params.num_tokens * params.num_heads) return;
   const int64_t token = row / params.num_heads;
   const int64_t head = row % params.num_heads;
-  // Rows of longer sequences and of those that share a prefix are other kernels', empty ones are
-  // written by the decode kernel: they have no states.
+  // Rows of longer sequences are another kernel's, those without keys (behind a prefix) are written
+  // by the decode kernel: they have no states.
   const int64_t seq = sequence_of_token(params, token);
   if (seq < 0) return;
   const int group = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
   const Sequence sequence = load_sequence(params, seq);
-  if (sequence.query_len * group > kMaxDecodeRows || sequence.seq_len <= 0 ||
-      shared_prefix(params, seq, sequence) > 0) {
+  if (sequence.query_len * group > kMaxDecodeRows ||
+      sequence.seq_len <= shared_prefix(params, seq, sequence)) {
     return;
   }
   const RowSums sums = sum_parts(piece_states(params), static_cast<int>(params.cache.head_dim), 0,

@@ -9,8 +9,8 @@
 // wherever a range ends.
 // num_splits n: the line consists of pieces, n to a tile; a block owns whole pieces and cuts each
 // over its warps.
-// Empty sequences have no line; write_empty_rows() serves them. Nor have those that share a prefix:
-// prefix_own_kernel.cuh has them.
+// Empty sequences have no line; write_empty_rows() serves them. Of sequences that share a prefix
+// (prefix_groups.cuh) only the keys behind it are decoded; prefix_merge.cu adds the prefix.
 #pragma once
 
 #include "cuda/attention/decode_setup.h"
@@ -26,7 +26,7 @@ struct DecodePart {
   int first_row;  // of the packed rows, a multiple of kRows
   int num_rows;   // 1 .. kRows
   int first_key;  // visible to any row of the sequence
-  int base_key;   // first_key rounded down to units; unit i begins at base_key + i * kUnitKeys
+  int base_key;   // at most first_key, a multiple of 8; unit i begins at base_key + i * kUnitKeys
   int num_units;  // of the tile
   int unit_begin;
   int unit_end;
@@ -63,10 +63,12 @@ class DecodePlan {
     line.sequence = sequence;
     const int rows = sequence.query_len * group();
     if (rows <= 0 || rows > kMaxDecodeRows) return line;
-    if (params_.num_prefix_groups > 0 && shared_prefix(params_, seq, sequence) > 0) return line;
     line.num_tiles = kv_heads() * ((rows + Traits::kRows - 1) / Traits::kRows);
-    if (setup_.window > 0) line.first_key = max(0, sequence.position(0) - setup_.window + 1);
-    line.base_key = line.first_key / Traits::kUnitKeys * Traits::kUnitKeys;
+    // A prefix ends where a block does, and so a box.
+    const int prefix = params_.num_prefix_groups > 0 ? shared_prefix(params_, seq, sequence) : 0;
+    const int seen = setup_.window > 0 ? sequence.position(0) - setup_.window + 1 : 0;
+    line.first_key = max(prefix, seen);
+    line.base_key = seen > prefix ? seen / Traits::kUnitKeys * Traits::kUnitKeys : prefix;
     line.num_units =
         max(0, sequence.seq_len - line.base_key + Traits::kUnitKeys - 1) / Traits::kUnitKeys;
     return line;

@@ -32,11 +32,12 @@ void with_padded_head_dim(int64_t head_dim, const Launch& launch) {
 // Sequences of at most kMaxDecodeRows packed rows. Writes their rows of out and lse.
 void launch_decode_attention(const PagedAttentionParams& params, cudaStream_t stream);
 
-// Sequences that share a prefix (prefix_groups.cuh), behind launch_decode_attention, which leaves
-// them out: their own keys, then those of the prefixes. Leaves states.
+// The prefixes that sequences share (prefix_groups.cuh), behind launch_decode_attention, which has
+// attended to their other keys and written that to out and lse. Leaves states.
 void launch_prefix_attention(const PagedAttentionParams& params, cudaStream_t stream);
 
-// Behind launch_prefix_attention: their rows of out and lse.
+// Behind launch_prefix_attention: adds the states to these sequences' rows of out and lse, which is
+// not null.
 void launch_prefix_merge(const PagedAttentionParams& params, cudaStream_t stream);
 
 // The other sequences. prepare_prefill comes first, before decode: then prefill may start beside

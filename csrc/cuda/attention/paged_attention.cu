@@ -1,6 +1,7 @@
 // paged_attention: which kernels a batch needs. Lengths are on the device and not read here, so the
 // choice depends on sizes, types and alignment alone, and holds for every replay of a graph.
 #include "cuda/attention/launch.h"
+#include "cuda/attention/prefix_states.cuh"
 #include "cuda/attention/sequence.cuh"
 #include "cuda/device/launch.h"
 #include "pagedkv/kernels/cuda_launchers.h"
@@ -35,20 +36,27 @@ int64_t paged_attention_num_workers(int device_index) {
          device_attribute(cudaDevAttrMultiProcessorCount, device_index);
 }
 
-void launch_paged_attention(const PagedAttentionParams& params, StreamHandle handle) {
+void launch_paged_attention(const PagedAttentionParams& caller, StreamHandle handle) {
   const auto stream = static_cast<cudaStream_t>(handle);
+  PagedAttentionParams params = caller;
   if (params.num_tokens == 0 || params.num_seqs == 0 || params.max_query_len == 0) return;
   if (!tensor_core_operands(params)) return launch_generic_attention(params, 0, stream);
+  const bool shares = params.num_prefix_groups > 0;
+  if (shares && params.lse == nullptr) {  // the merge needs it
+    params.lse = prefix_states(params).lse;
+    params.lse_stride_token = params.num_heads;
+    params.lse_stride_head = 1;
+  }
   const int64_t group = params.num_heads / params.cache.num_kv_heads;
   const bool prefills = params.max_query_len * group > kMaxDecodeRows;
-  PagedAttentionParams decode = params;
   // Prefill then starts beside decode, unless the kernels of shared prefixes stand between them.
-  const bool beside = prefills && prepare_prefill(params, stream) && params.num_prefix_groups == 0;
+  const bool beside = prefills && prepare_prefill(params, stream) && !shares;
+  PagedAttentionParams decode = params;
   if (beside && params.num_tokens < params.num_seqs * params.max_query_len) {
     decode.decode_multiprocessors = decode_share();
   }
   launch_decode_attention(decode, stream);
-  if (params.num_prefix_groups > 0) {
+  if (shares) {
     launch_prefix_attention(params, stream);
     launch_prefix_merge(params, stream);
   }

@@ -1,5 +1,5 @@
 // Groups of sequences that share a prefix, as the kernels see them: which sequences take part, and
-// how many keys the prefix phase covers for them. Shared by the decode kernel, which leaves them
+// how many keys the prefix phase covers for them. Shared by the decode kernel, which leaves these
 // out, and the kernels that have them, so that they cannot disagree.
 //
 // A sequence takes part in its group if it is decoded (at most kMaxDecodeRows packed rows) and its

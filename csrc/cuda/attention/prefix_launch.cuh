@@ -1,4 +1,4 @@
-// The launch of one instantiation of the kernels over shared prefixes and behind them. Each file of
+// The launch of one instantiation of the kernels over shared prefixes. Each file of
 // prefix_instances/ defines some.
 #pragma once
 
@@ -6,7 +6,6 @@
 #include "cuda/attention/prefill_instances/prefill_instances.h"
 #include "cuda/attention/prefix_instances/prefix_instances.h"
 #include "cuda/attention/prefix_mma_kernel.cuh"
-#include "cuda/attention/prefix_own_kernel.cuh"
 #include "cuda/device/overlapped_launch.cuh"
 
 namespace pagedkv::cuda {
@@ -24,22 +23,7 @@ void launch_prefix_mma(const PagedAttentionParams& params, cudaStream_t stream) 
 }
 
 template <class T, class C, int kDim>
-void launch_prefix_own(const PagedAttentionParams& params, cudaStream_t stream) {
-  using Traits = OwnTraits<T, C, kDim>;
-  auto* kernel = prefix_own_kernel<T, C, kDim>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  Traits::kSharedBytes),
-             "paged_attention (behind a prefix): shared memory");
-  const int64_t blocks = Traits::kBlocksPerMultiprocessor == 2
-                             ? params.num_workers
-                             : num_prefix_workers(params.num_workers);
-  launch_overlapped("paged_attention (behind a prefix)", kernel, dim3(grid_size(blocks)),
-                    dim3(Traits::kThreads), Traits::kSharedBytes, stream, params);
-}
-
-template <class T, class C, int kDim>
 void launch_prefix(const PagedAttentionParams& params, cudaStream_t stream) {
-  launch_prefix_own<T, C, kDim>(params, stream);
   if (has_prefill_wgmma(params)) return launch_prefix_wgmma(params, stream);
   launch_prefix_mma<T, C, kDim>(params, stream);
 }

@@ -1,11 +1,11 @@
-// Merges what is known of the rows that share a prefix: the prefix's parts in the order of its
-// keys, then those of the row's own keys, and writes rows of out and lse. Started while the kernel
-// before it still runs, it waits for its end on the device.
+// Adds shared prefixes to the rows that share one: out and lse hold what decode made of a row's own
+// keys, the workspace the states of the prefix's parts; the row becomes the sum of all, in a fixed
+// order. Started while the kernel before it still runs, it waits for its end on the device.
 //
 // Grid: one warp for kRows heads of a query token. What takes its time is the chain of reads before
 // a row's states are known, so a warp goes through it once, and lane 8 r + i looks after state i
 // (then i + 8, ...) of row r: its number, reference and weight. Instantiations: 2 types x 2. Moves
-// about 3 states a row, mostly in the L2.
+// about 2 states a row, mostly in the L2, and out twice.
 #include "cuda/attention/launch.h"
 #include "cuda/attention/prefix_states.cuh"
 #include "cuda/device/mma.cuh"
@@ -19,7 +19,7 @@ constexpr int kWarps = 4;
 constexpr int kRows = 4;    // heads of a warp
 constexpr int kStates = 8;  // of a row in one round: lanes that look after it
 
-// Where the states of one row over one line of keys are.
+// Where the states of a row are.
 struct RowParts {
   int64_t whole;  // the only one, if count is 1
   int64_t first;  // of the first worker, if not
@@ -32,17 +32,18 @@ struct RowParts {
   }
 };
 
-// Row `row` of the tile that is number `tile` of the record's line, whose keys begin at `skipped`.
-// Lines have fewer than 2^32 steps: more would take a minute.
-__device__ RowParts parts_of(const PrefixRecord& record, unsigned tile, unsigned skipped,
-                             int64_t whole, int64_t cut, int rows_per_tile, int row) {
+// Row `row` of the tile that is number `tile` of the record's line. Lines have fewer than 2^32
+// steps: more would take a minute.
+__device__ RowParts parts_of(const PrefixRecord& record, unsigned tile, int64_t whole, int64_t cut,
+                             int row) {
+  constexpr int kRowsPerTile = static_cast<int>(kPrefixTileRows);
   const unsigned begin = static_cast<unsigned>(record.begin) + tile * record.tile_length;
   const unsigned range = record.range_length;
-  const unsigned first = (begin + skipped) / range;
+  const unsigned first = begin / range;
   const unsigned last = (begin + record.tile_length - 1) / range;
   const int64_t at = cut + row;
-  return {whole, at + (2 * static_cast<int64_t>(first) + 1) * rows_per_tile,
-          at + 2 * static_cast<int64_t>(first + 1) * rows_per_tile, 2 * rows_per_tile,
+  return {whole, at + (2 * static_cast<int64_t>(first) + 1) * kRowsPerTile,
+          at + 2 * static_cast<int64_t>(first + 1) * kRowsPerTile, 2 * kRowsPerTile,
           static_cast<int>(last - first) + 1};
 }
 
@@ -75,14 +76,19 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int64_t token = blockIdx.x;
   const int num_heads = static_cast<int>(params.num_heads);
   const int first_head = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / 32) * kRows;
-  if (first_head >= num_heads) return;
-  const int64_t seq = find_sequence(params, token);
-  if (seq < 0) return;
-  const int64_t index = find_group(params, seq, lane);
-  if (index < 0) return;
-  const PrefixGroup group = load_prefix_group(params, index);
-  const Sequence sequence = load_sequence(params, seq);
-  if (group.prefix_len == 0 || !takes_part(params, sequence, group.prefix_len)) return;
+  const int64_t seq = first_head < num_heads ? find_sequence(params, token) : -1;
+  const int64_t index = seq < 0 ? -1 : find_group(params, seq, lane);
+  PrefixGroup group{};
+  Sequence sequence{};
+  if (index >= 0) {
+    group = load_prefix_group(params, index);
+    sequence = load_sequence(params, seq);
+  }
+  const bool shares = group.prefix_len > 0 && takes_part(params, sequence, group.prefix_len);
+  if (!shares) {
+    wait_previous_kernel();  // whoever comes next in the stream waits for this kernel only
+    return;
+  }
   const int kv_heads = static_cast<int>(params.cache.num_kv_heads);
   const int heads = num_heads / kv_heads;
   const int head = min(first_head + lane / kStates, num_heads - 1);  // this lane's row
@@ -90,47 +96,39 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int group_head = head - kv_head * heads;
   const int in_group =
       static_cast<int>(token - params.query_start_loc[group.first_seq]) * heads + group_head;
-  const int in_sequence = static_cast<int>(token - sequence.query_start) * heads + group_head;
   const PrefixStates states = prefix_states(params);
-  const int64_t number = token * num_heads + head;
+  float* lse = params.lse + token * params.lse_stride_token + head * params.lse_stride_head;
   wait_previous_kernel();
 
   constexpr int kPrefixRows = static_cast<int>(kPrefixTileRows);
-  const RowParts prefix =
-      parts_of(states.records[index], in_group / kPrefixRows * kv_heads + kv_head, 0, number,
-               states.cut_prefix, kPrefixRows, in_group % kPrefixRows);
-  const OwnRecord own_record = states.own_records[sequence.query_start];
-  const RowParts own = parts_of(own_record, in_sequence / kTileRows * kv_heads + kv_head,
-                                own_record.tile_length > 1 ? 1 : 0, states.own + number,
-                                states.cut_own, kTileRows, in_sequence % kTileRows);
-  const int count = prefix.count + own.count;
-  const auto state_of = [&](int i) {
-    return i < prefix.count ? prefix.number(i) : own.number(i - prefix.count);
-  };
+  const RowParts parts =
+      parts_of(states.records[index], in_group / kPrefixRows * kv_heads + kv_head,
+               token * num_heads + head, states.cut_prefix, in_group % kPrefixRows);
   // What the row's weights are relative to, and the most states of any of the warp's rows.
-  float reference = -INFINITY;
-  for (int i = lane % kStates; i < count; i += kStates) {
-    reference = fmaxf(reference, states.totals[state_of(i)].x);
+  const float own = *lse / kLn2;
+  float reference = own;
+  for (int i = lane % kStates; i < parts.count; i += kStates) {
+    reference = fmaxf(reference, states.totals[parts.number(i)].x);
   }
 #pragma unroll
   for (int offset = 1; offset < kStates; offset *= 2) {
     reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, offset));
   }
-  const int rounds = __reduce_max_sync(0xffffffffu, (count + kStates - 1) / kStates);
+  const int rounds = __reduce_max_sync(0xffffffffu, (parts.count + kStates - 1) / kStates);
 
   const int head_dim = static_cast<int>(params.cache.head_dim);
   float total = 0.0f;  // this lane's states'
   float4 sums[kRows][kQuads] = {};
   for (int round = 0; round < rounds; ++round) {
     const int mine = round * kStates + lane % kStates;
-    const int64_t state = mine < count ? state_of(mine) : 0;
+    const int64_t state = mine < parts.count ? parts.number(mine) : 0;
     float weight = 0.0f;  // 0: the sums may be anything
-    if (mine < count && reference != -INFINITY) {
+    if (mine < parts.count && reference != -INFINITY) {
       const float2 part = states.totals[state];
       weight = exp2_fast(part.x - reference);
       total += part.x == -INFINITY ? 0.0f : weight * part.y;
     }
-    const int most = __reduce_max_sync(0xffffffffu, min(kStates, count - round * kStates));
+    const int most = __reduce_max_sync(0xffffffffu, min(kStates, parts.count - round * kStates));
 #pragma unroll 2
     for (int i = 0; i < most; ++i) {
       // Loads first, and without a branch between them: sums of weight 0 are read and dropped.
@@ -164,10 +162,15 @@ __global__ void __launch_bounds__(kWarps * 32)
     total += __shfl_xor_sync(0xffffffffu, total, offset);
   }
 
+  // The own keys' row is normalised and scaled: its weight is all that its sum of weights was.
+  const float own_weight = own == -INFINITY ? 0.0f : exp2_fast(own - reference);
+  total += own_weight;
   const float factor = total > 0.0f ? value_scale(params, kv_head) / total : 0.0f;
+  const float own_factor = total > 0.0f ? own_weight / total : 0.0f;
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
     const float f = __shfl_sync(0xffffffffu, factor, row * kStates);
+    const float g = __shfl_sync(0xffffffffu, own_factor, row * kStates);
     if (first_head + row >= num_heads) break;
     T* out = static_cast<T*>(params.out) + token * params.out_stride_token +
              (first_head + row) * params.out_stride_head;
@@ -175,14 +178,16 @@ __global__ void __launch_bounds__(kWarps * 32)
     for (int q = 0; q < kQuads; ++q) {
       const int d = 4 * lane + 128 * q;
       if (d >= head_dim) continue;
+      auto* at = reinterpret_cast<uint2*>(out + d);
+      const auto before = *reinterpret_cast<const Vec<T, 4>*>(at);
+      const auto own = [&](int i) { return to_float(before.data[i]) * g; };
       const float4& x = sums[row][q];
-      *reinterpret_cast<uint2*>(out + d) =
-          make_uint2(pack<T>(x.x * f, x.y * f), pack<T>(x.z * f, x.w * f));
+      *at = make_uint2(pack<T>(fmaf(x.x, f, own(0)), fmaf(x.y, f, own(1))),
+                       pack<T>(fmaf(x.z, f, own(2)), fmaf(x.w, f, own(3))));
     }
   }
-  if (params.lse != nullptr && lane % kStates == 0 && first_head + lane / kStates < num_heads) {
-    params.lse[token * params.lse_stride_token + head * params.lse_stride_head] =
-        total > 0.0f ? (reference + log2f(total)) * kLn2 : -INFINITY;
+  if (lane % kStates == 0 && first_head + lane / kStates < num_heads) {
+    *lse = total > 0.0f ? (reference + log2f(total)) * kLn2 : -INFINITY;
   }
 }
 

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(PrefillTraits<T, C, kDim>::kThreads, 1)
           write_prefix_states<Traits>(params, part, mine, group, softmax, out, lane);
         });
   }
-  wait_previous_kernel();  // the own keys' kernel: the merge waits for this one only
+  wait_previous_kernel();  // decode: the merge waits for this kernel only
 }
 
 }  // namespace pagedkv::cuda

@@ -1,16 +1,13 @@
-// Where the kernels of sequences that share a prefix hand over partial states, in the workspace
-// behind the decode kernel's own part of it.
+// Where the kernels over shared prefixes leave partial states, in the workspace behind the decode
+// kernel's own part of it.
 //
-// In order: one PrefixRecord a group and one OwnRecord a query token (its sequence's, at the
-// sequence's first token); then states, all their sums before all their totals:
+// In order: one PrefixRecord a group; then states, all their sums before all their totals:
 //   prefix      token * H + head: the prefix, where one worker had all of it
-//   own         token * H + head: the keys behind it, likewise
 //   cut prefix  (2 * worker + i) * kPrefixTileRows + row: rows of a tile that a worker's range
-//   cuts;
-//               i 0: it began in an earlier worker, 1: it begins here and goes on
-//   cut own     (2 * worker + i) * kTileRows + row, likewise
-// A state is fp32 [head_dim] sums, not normalised, and its reference (base 2) and sum of weights,
-// fp32 [2]. Reference -inf: no key was seen, the sums are not read.
+//               cuts; i 0: it began in an earlier worker, 1: it begins here and goes on
+// and the lse of the rows' own keys, [T, H], where the caller wants none. A state is fp32
+// [head_dim] sums, not normalised, and its reference (base 2) and sum of weights, fp32 [2].
+// Reference -inf: no key was seen, the sums are not read.
 #pragma once
 
 #include "cuda/attention/fragments.cuh"
@@ -19,43 +16,39 @@
 
 namespace pagedkv::cuda {
 
-// What the merge must know of a line to find the parts of a row.
+// What the merge must know of a group's line to find the parts of a row.
 struct PrefixRecord {
-  int64_t begin;  // of the group
+  int64_t begin;
   int tile_length;
   int range_length;  // of every worker
 };
-using OwnRecord = PrefixRecord;  // of a sequence
 static_assert(sizeof(PrefixRecord) == kPrefixRecordBytes);
-static_assert(kTileRows == kOwnTileRows);
 
 struct PrefixStates {
-  PrefixRecord* records;   // [num_prefix_groups]
-  OwnRecord* own_records;  // [num_tokens]
-  float* sums;             // [num_states, head_dim]
-  float2* totals;          // [num_states] (reference, sum)
-  int64_t own;             // number of the first of its kind
-  int64_t cut_prefix;
-  int64_t cut_own;
+  PrefixRecord* records;  // [num_prefix_groups]
+  float* sums;            // [num_states, head_dim]
+  float2* totals;         // [num_states] (reference, sum)
+  float* lse;             // [T, H]
+  int64_t cut_prefix;     // number of the first of its kind
 };
 
-__device__ inline PrefixStates prefix_states(const PagedAttentionParams& params) {
+__host__ __device__ inline PrefixStates prefix_states(const PagedAttentionParams& params) {
   const PagedAttentionWorkspaceShape shape{.num_tokens = params.num_tokens,
                                            .num_heads = params.num_heads,
                                            .head_dim = params.cache.head_dim,
                                            .num_splits = params.num_splits,
                                            .num_prefix_groups = 0,
                                            .num_workers = params.num_workers};
+  const int64_t cut_prefix = params.num_tokens * params.num_heads;
+  const int64_t num_states =
+      cut_prefix + 2 * num_prefix_workers(params.num_workers) * kPrefixTileRows;
   char* begin = static_cast<char*>(params.workspace) + paged_attention_workspace_bytes(shape);
   PrefixStates states{};
   states.records = reinterpret_cast<PrefixRecord*>(begin);
-  states.own_records = states.records + params.num_prefix_groups;
-  states.sums = reinterpret_cast<float*>(states.own_records + params.num_tokens);
-  states.totals = reinterpret_cast<float2*>(states.sums + paged_attention_prefix_states(shape) *
-                                                              params.cache.head_dim);
-  states.own = params.num_tokens * params.num_heads;
-  states.cut_prefix = 2 * states.own;
-  states.cut_own = states.cut_prefix + 2 * num_prefix_workers(params.num_workers) * kPrefixTileRows;
+  states.sums = reinterpret_cast<float*>(states.records + params.num_prefix_groups);
+  states.totals = reinterpret_cast<float2*>(states.sums + num_states * params.cache.head_dim);
+  states.lse = reinterpret_cast<float*>(states.totals + num_states);
+  states.cut_prefix = cut_prefix;
   return states;
 }
 

@@ -65,7 +65,7 @@ struct PrefixWork {
   __device__ static void write_empty(const PagedAttentionParams&, const TilePart&, int, int, int,
                                      int) {}
 
-  // The own keys' kernel: the merge waits for this one only.
+  // Decode: the merge waits for this kernel only.
   __device__ static void end() { wait_previous_kernel(); }
 
  private:

@@ -1,6 +1,5 @@
-// The instantiations of the kernels over shared prefixes and behind them, one file for each
-// activation type and cache type, five padded head sizes in each: 2 x 30 kernels; and of the wgmma
-// kernel over prefixes, 4 kernels.
+// The instantiations of the kernels over shared prefixes: by mma.sync, one file for each activation
+// type and cache type, five padded head sizes in each, 30 kernels; and by wgmma, 4 kernels.
 #pragma once
 
 #include <cuda_runtime.h>
