@@ -118,20 +118,40 @@ def test_the_measured_costs_follow_from_three_rates() -> None:
     assert prefix_costs(256, 1, 128)["seqs_per_tile"] == 1
 
 
-def test_the_gate_for_llama_3_8b() -> None:
-    """Where sharing begins to pay by the rule, for the default costs."""
+# Sequences, shared keys, groups; us of the call without groups and with them, on one H200
+# (benchmarks/results/2026-11-29-shared-prefixes.md).
+MEASURED = (
+    (256, 2048, 1, 182.3, 89.1),
+    (1024, 2048, 1, 739.6, 240.8),
+    (256, 8192, 1, 608.6, 125.0),
+    (64, 2048, 1, 52.1, 59.6),
+    (32, 1024, 1, 20.1, 39.2),
+    (8, 1024, 1, 16.9, 31.4),
+    (8, 4096, 1, 24.3, 42.0),
+    (2, 8192, 1, 22.0, 45.6),
+    (64, 256, 1, 22.1, 44.5),
+    (256, 2048, 8, 205.6, 100.7),
+    (256, 2048, 32, 236.0, 150.1),
+    (128, 2048, 1, 91.5, 66.3),
+    (128, 4096, 1, 158.5, 72.5),
+    (64, 8192, 1, 152.0, 70.6),
+    (256, 1024, 1, 112.8, 83.7),
+    (256, 512, 1, 78.6, 80.9),
+    (512, 512, 1, 140.5, 118.6),
+    (1024, 512, 4, 289.0, 216.6),
+)
+
+
+@pytest.mark.parametrize(("num_seqs", "prefix_len", "num_groups", "plain", "grouped"), MEASURED)
+def test_the_rule_groups_what_gains_by_it(
+    num_seqs: int, prefix_len: int, num_groups: int, plain: float, grouped: float
+) -> None:
+    """Llama-3-8B's heads, by the default costs."""
+    blocks = prefix_len // 16
+    tables = np.empty((num_seqs, blocks + 1), np.int32)
+    group = np.arange(num_seqs) // (num_seqs // num_groups)
+    tables[:, :blocks] = group[:, None] * blocks + np.arange(blocks)
+    tables[:, blocks] = num_groups * blocks + np.arange(num_seqs)
     grouper = PrefixGrouper(16, **prefix_costs(32, 8, 128))
-
-    def is_worth_it(num_seqs: int, prefix_len: int) -> bool:
-        blocks = prefix_len // 16
-        tables = np.tile(np.arange(blocks + 1, dtype=np.int32), (num_seqs, 1))
-        tables[:, blocks] = 1000 + np.arange(num_seqs)
-        groups = grouper.find(tables, [prefix_len + 9] * num_seqs, [1] * num_seqs)
-        return len(groups) == 1
-
-    assert is_worth_it(256, 2048)
-    assert is_worth_it(256, 1024)
-    assert is_worth_it(128, 2048)
-    assert not is_worth_it(64, 2048)
-    assert not is_worth_it(256, 128)
-    assert not is_worth_it(8, 16384)
+    groups = grouper.find(tables, [prefix_len + 9] * num_seqs, [1] * num_seqs)
+    assert len(groups) == (num_groups if grouped < plain else 0)

@@ -35,13 +35,13 @@ ROWS_PER_TILE = 128  # query tokens x query heads of a KV head, multiplied toget
 
 @dataclass(frozen=True, slots=True)
 class PrefixRates:
-    """Rates of one GPU. The defaults are an H200's: benchmarks/results has the measurements that
-    they were fitted to."""
+    """Rates of one GPU. The defaults are an H200's, fitted to the 22 shapes of
+    benchmarks/results/2026-11-29-shared-prefixes.md, of which they choose those that gain."""
 
-    read: float = 1.5e13  # bytes/s of K and V that another sequence reads too: from the L2
+    read: float = 1.6e13  # bytes/s of K and V that another sequence reads too: from the L2
     states: float = 4.3e12  # bytes/s of partial states, written and read
-    products: float = 1.75e14  # FLOP/s of the prefix's tiles
-    launches_us: float = 35.0  # starts and ends of the three kernels that a call has more
+    products: float = 5e14  # FLOP/s of the prefix's tiles
+    launches_us: float = 28.0  # starts and ends of the two kernels that a call has more
 
 
 def prefix_costs(
@@ -57,11 +57,11 @@ def prefix_costs(
     Args: element_bytes: of the cache, 1 for float8.
 
     Example: Llama-3-8B, 32 query heads and 8 KV heads of 128, bf16. A key has 4,096 bytes and takes
-    0.27 ns to read; the launches are worth 128,174 keys, which groups have to save together:
+    0.26 ns to read; the launches are worth 109,375 keys, which groups have to save together:
 
         >>> costs = prefix_costs(32, 8, 128)
         >>> round(costs["per_step"]), costs["seqs_per_tile"]
-        (128174, 32)
+        (109375, 32)
     """
     used = PrefixRates() if rates is None else rates
     key_seconds = 2 * num_kv_heads * head_dim * element_bytes / used.read
