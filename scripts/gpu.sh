@@ -38,7 +38,7 @@ if chosen sanitize; then
   for tool in ${SANITIZERS:-memcheck racecheck initcheck synccheck}; do
     options=()
     # A barrier for every stage of every block that runs: more than the tool tracks unless told.
-    if [[ $tool == synccheck ]]; then options=(--num-cuda-barriers 16384); fi
+    if [[ $tool == synccheck ]]; then options=(--num-cuda-barriers 65536); fi
     step "$tool" compute-sanitizer --tool "$tool" "${options[@]}" --error-exitcode 1 --print-limit 5 \
       "$python" -m pytest -q --no-header -p no:cacheprovider tests/cuda -k sanitize
   done
