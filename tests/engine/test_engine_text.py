@@ -86,6 +86,26 @@ def test_a_stream_of_any_bytes_joins_to_the_whole_text(tokenizer_folder: Path, s
     assert plain.text.replace("\ufffd", "") == bytes(ids).decode(errors="ignore")
 
 
+def test_lone_continuation_bytes_are_replaced_and_the_stream_goes_on(
+    tokenizer_folder: Path,
+) -> None:
+    params = SamplingParams(
+        seed=2,
+        max_tokens=60,
+        ignore_eos=True,
+        allowed_token_ids=[*range(128, 192), 97],
+        logit_bias={97: 6.0},
+    )
+    engine = make_engine(tokenizer_folder, ascii_only=False)
+    engine.add_request("r", "bytes", params, stream=True)
+    outputs, deltas = run(engine)
+    answer = outputs["r"].outputs[0]
+    assert set(answer.text) == {"a", "\ufffd"}
+    assert answer.text.count("a") == answer.token_ids.count(97)
+    assert "".join(delta.text for delta in deltas) == answer.text
+    assert len(answer.token_ids) == 60
+
+
 def test_special_tokens_are_shown_when_asked_for(tokenizer_folder: Path) -> None:
     shown = SamplingParams(
         temperature=1.0,

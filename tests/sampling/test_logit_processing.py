@@ -4,6 +4,7 @@ the documented order, row by row.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -202,6 +203,26 @@ def test_a_function_that_fails_fails_its_own_row(
     assert got[0].isnan().all()
     assert got[1].amax() == logits[1].amax()
     assert "a logits processor of request 'r' failed" in caplog.text
+
+
+def test_prompts_of_any_lengths_share_a_batch() -> None:
+    rng = np.random.default_rng(7)
+    logits = torch.randn(3, VOCAB, generator=torch.manual_seed(2))
+    options = {"repetition_penalty": 1.5, "frequency_penalty": 0.5}
+    rows = []
+    for row, (prompt_len, num_tokens) in enumerate([(900, 903), (300, 300), (1, 1)]):
+        rules = dataclasses.replace(rules_of(**options), prompt_len=prompt_len)
+        rows.append(RuledRow(row, rules, rng.integers(0, VOCAB, num_tokens).astype(np.int32)))
+    got = process_logits(logits, rows)
+    for one in rows:
+        expected = logits[one.row].clone()
+        for token in range(VOCAB):
+            if token in one.token_ids:
+                value = expected[token]
+                expected[token] = value / 1.5 if value > 0 else value * 1.5
+            count = int((one.token_ids[one.rules.prompt_len :] == token).sum())
+            expected[token] -= 0.5 * count
+        assert torch.equal(got[one.row], expected)
 
 
 def test_no_rules_are_none() -> None:

@@ -125,6 +125,32 @@ def test_frequencies_pass_a_chi_square_test(params: SamplingParams) -> None:
     assert abs(counts[~big].sum() - expected[~big].sum()) < 4 * np.sqrt(expected[~big].sum() + 1)
 
 
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.8, 40, 0.95)])
+def test_a_million_draws_pass_a_chi_square_test(
+    temperature: float, top_k: int, top_p: float
+) -> None:
+    """Every number's token is the oracle's inverse of it: shown for the first 20,000 of the numbers
+    of a million draws, whose tokens are counted.
+    """
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    logits = np.random.default_rng(4).normal(size=300).astype(np.float32) * 1.5
+    weights = oracle_weights(logits, params)
+    numbers = uniform(np.full(1_000_000, 3, dtype=np.uint64), np.arange(1_000_000))
+    tokens = np.searchsorted(np.cumsum(weights), numbers, side="right")
+    by_sampler = draw(logits, params, 20_000)
+    # At the edge of two tokens' intervals the sums may differ in their last bits.
+    assert (by_sampler != tokens[:20_000]).sum() <= 1
+    counts = np.bincount(tokens, minlength=logits.size)
+    kept = weights > 0
+    assert counts[~kept].sum() == 0
+    expected = weights[kept] * 1_000_000
+    assert expected.min() > 5
+    chi_square = ((counts[kept] - expected) ** 2 / expected).sum()
+    degrees = int(kept.sum()) - 1
+    assert degrees > 20
+    assert abs(chi_square - degrees) < 4 * np.sqrt(2 * degrees)  # neither too far nor too close
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("temperature", [1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 0.0])
 def test_a_tiny_temperature_is_greedy_and_never_nan(dtype: torch.dtype, temperature: float) -> None:

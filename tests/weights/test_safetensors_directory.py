@@ -137,6 +137,7 @@ def test_an_index_without_a_map_is_refused(sharded: Path, weight_map: object) ->
         (b"{", "is not valid JSON"),
         (b"\xff\xfe", "is not valid JSON"),
         (b"[" * 200_000, "is not valid JSON"),
+        (b'{"x": ' + b"1" * 5000 + b"}", "is not valid JSON: Exceeds the limit"),
         (b"[1]", "holds a list, not an object"),
         (b'"x"', "holds a str, not an object"),
     ],
@@ -145,6 +146,14 @@ def test_an_index_without_a_map_is_refused(sharded: Path, weight_map: object) ->
 def test_malformed_json_is_refused(sharded: Path, file: str, content: bytes, message: str) -> None:
     (sharded / file).write_bytes(content)
     with pytest.raises(ValueError, match=f"{file} {message}"):
+        open_checkpoint(sharded)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", INDEX])
+def test_a_folder_in_the_place_of_a_file_is_refused(sharded: Path, file: str) -> None:
+    (sharded / file).unlink(missing_ok=True)
+    (sharded / file).mkdir()
+    with pytest.raises(ValueError, match=f"{file} cannot be read"):
         open_checkpoint(sharded)
 
 

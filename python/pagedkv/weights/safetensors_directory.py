@@ -53,15 +53,21 @@ def read_json(path: Path) -> dict[str, object]:
     """A JSON object from a file.
 
     Raises:
-        ValueError: the file is missing, too large, or not a JSON object.
+        ValueError: the file is missing, cannot be read, is too large, or not a JSON object.
     """
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError(f"{path} is larger than {MAX_JSON_BYTES} bytes")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        size = path.stat().st_size
+        data = b"" if size > MAX_JSON_BYTES else path.read_bytes()
     except FileNotFoundError:
         raise ValueError(f"{path} is missing") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if size > MAX_JSON_BYTES:
+        raise ValueError(f"{path} is larger than {MAX_JSON_BYTES} bytes")
+    try:
+        value = json.loads(data.decode())
+    # Beside malformed text: numbers of more digits than Python takes, and deep nesting.
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}, not an object")
