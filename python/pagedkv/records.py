@@ -16,6 +16,14 @@ from numpy.typing import NDArray
 from pagedkv.request import Request
 
 
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number and what it counts. many: what follows any number but 1, None: one with an s.
+
+    Example: counted(1, "token") -> "1 token"; counted(2, "is", "are") -> "2 are"
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """Of one token at its place. rank: 1 is the most likely token there."""
@@ -279,7 +287,8 @@ class Explanation:
         lines = []
         for i, one in enumerate(self.decisions):
             if self.num_forgotten and i == 1:
-                lines.append(f"... {self.num_forgotten} decisions are not kept")
+                lost = counted(self.num_forgotten, "decision is not", "decisions are not")
+                lines.append(f"... {lost} kept")
             steps = f"step {one.step}"
             if one.last_step != one.step:
                 steps = f"steps {one.step} to {one.last_step}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from simulation import Simulation, make_request, prompt_of
 
-from pagedkv.records import Decision, Explanation
+from pagedkv.records import Decision, Explanation, counted
 from pagedkv.scheduler.decision_log import (
     MAX_FINISHED,
     MAX_NAMES,
@@ -92,7 +92,7 @@ def test_a_miss_by_eviction_says_when_and_for_whom() -> None:
     assert len(evicted.numbers["block_ids"]) == 3  # type: ignore[arg-type]
     assert evicted.step == 3
     assert evicted.numbers["idle_steps"] == (0, 0, 0)
-    assert "step 3: takes blocks out of the prefix cache, whose 12 tokens are given up, idle" in (
+    assert "step 3: takes 3 blocks out of the prefix cache, whose 12 tokens are given up, idle" in (
         why(simulation, "b").text
     )
     # Of another tenant's prompt nothing is told.
@@ -272,3 +272,45 @@ def test_a_name_used_anew_begins_a_new_log() -> None:
         simulation.run_all()
         simulation.finished.clear()
     assert kinds(why(simulation, "a")) == ["queued", "admitted", "finished"]
+
+
+def test_one_of_anything_is_told_as_one() -> None:
+    assert counted(1, "token") == "1 token"
+    assert counted(0, "token") == "0 tokens"
+    assert counted(1, "block is", "blocks are") == "1 block is"
+    assert counted(2, "block is", "blocks are") == "2 blocks are"
+
+    simulation = Simulation(num_blocks=9, max_num_seqs=1, watermark=0.0, num_cpu_blocks=1)
+    simulation.add(make_request("a", prompt_of(1), 1))
+    simulation.add(make_request("b", prompt_of(1, 1), 2))
+    simulation.add(make_request("c", prompt_of(1, 2), 2))
+    simulation.run_all()
+    assert "with 1 prompt token, at most 2 to generate, priority 0; 1 request waits, 0 run" in (
+        why(simulation, "b").text
+    )
+    assert "2 requests wait, 0 run" in why(simulation, "c").text
+    assert "waits for one of 1 slot (max_num_seqs)" in why(simulation, "b").text
+    text = why(simulation, "a").text
+    assert "starts with a chunk of 1 token; 0 of its 1 token is in the prefix cache, " in text
+    assert "ends: length, 1 token generated, preempted 0 times" in text
+
+    log = DecisionLog()
+    log.note(make_request("d", [1], 1), "waits", lacks="turn", num_overtaken=1)
+    log.note(make_request("d", [1], 1), "waits", lacks="blocks", needed=1, available=0, promised=1)
+    for i in range(MAX_PER_REQUEST - 2):
+        log.note(make_request("d", [1], 1), "swap_dropped", reason=f"in the test {i}")
+    (one,) = log.explain("d")
+    assert "has been passed 1 time, as often" in one.text
+    assert "waits for 1 block; 0 can be taken, 1 of them is promised to" in one.text
+    log.note(make_request("d", [1], 1), "swap_dropped", reason="in the test")
+    assert "... 1 decision is not kept" in log.explain("d")[0].text
+
+    evictions = EvictionLog(1)
+    evictions.add(3, np.array([[5, 1, 1, -1], [-1, 1, 1, -1], [6, 2, 1, 0]], dtype=np.int64))
+    in_pool, on_cpu = evictions.decisions(1)
+    assert in_pool.text == (
+        "takes 1 block out of the prefix cache, whose 1 token is given up, idle for 1 step: 5"
+    )
+    assert on_cpu.text == "for it 1 cached token on the CPU is given up, idle for 1 step"
+    (moved,) = evictions.decisions(2)
+    assert "whose 1 token moves to the CPU, idle for 1 step" in moved.text

@@ -78,8 +78,8 @@ def test_the_prompt_that_sits_out_says_for_whom_with_the_numbers() -> None:
         "max_num_batched_tokens": 16,
     }
     assert (
-        "steps 2 to 3: waits for a more urgent request's prompt: 16 of the step's 16 tokens are "
-        "for 'urgent'; it keeps its blocks"
+        "steps 2 to 3: waits for a more urgent request's prompt: 'urgent' gets 16 of the step's 16 "
+        "tokens; it keeps its blocks"
     ) in why(simulation, "low").text
     assert "waits" not in why(simulation, "urgent").text
 

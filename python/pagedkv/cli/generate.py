@@ -196,9 +196,11 @@ def _explain(engine: Engine, name: str, prompt: str) -> None:
 
 def _report(printer: _InOrder, seconds: float) -> None:
     """One line about the run, and each failed request's reason, on standard error."""
+    from pagedkv.records import counted
+
     print(
-        f"[{len(printer.outputs)} answers, {printer.num_tokens} tokens in {seconds:.2f} s, "
-        f"{printer.num_tokens / seconds:.1f} tokens/s]",
+        f"[{counted(len(printer.outputs), 'answer')}, {counted(printer.num_tokens, 'token')} in "
+        f"{seconds:.2f} s, {printer.num_tokens / seconds:.1f} tokens/s]",
         file=sys.stderr,
     )
     for output in printer.outputs.values():

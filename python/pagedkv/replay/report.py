@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pagedkv.records import counted
 from pagedkv.replay.comparing import Comparison, Played
 from pagedkv.replay.lines import plain
 from pagedkv.replay.metrics import Metrics
@@ -60,8 +61,9 @@ def text_report(comparison: Comparison) -> str:
     """For people."""
     recording, before = comparison.recording, comparison.before
     lines = [
-        f"{recording.path}: {comparison.recorded.num_requests} requests, {len(recording.steps)} "
-        f"steps; {before.facts.num_blocks} blocks of {before.cache.block_size} tokens, "
+        f"{recording.path}: {counted(comparison.recorded.num_requests, 'request')}, "
+        f"{counted(len(recording.steps), 'step')}; {counted(before.facts.num_blocks, 'block')} of "
+        f"{counted(before.cache.block_size, 'token')}, "
         f"{before.scheduler.scheduling_policy}"
         + (" (its end is missing)" if recording.is_cut else ""),
         _check(comparison),
@@ -103,11 +105,8 @@ def _metrics(metrics: Metrics) -> dict[str, Any]:
 
 def _check(comparison: Comparison) -> str:
     if comparison.difference is None:
-        num_steps = len(comparison.recording.steps)
-        return (
-            f"check: driven again under its own settings it decides the same in all {num_steps} "
-            "steps"
-        )
+        steps = counted(len(comparison.recording.steps), "step")
+        return f"check: driven again under its own settings it decides the same in all {steps}"
     return (
         "check: driven again under its own settings it does not decide the same, so take the rest "
         f"with care: {comparison.difference}"
@@ -117,7 +116,8 @@ def _check(comparison: Comparison) -> str:
 def _times(times: StepTimes) -> list[str]:
     error = times.error
     lines = [
-        f"step times: error on {error.num_steps} held-out steps {error.mean:.1%} in the mean, "
+        f"step times: error on {counted(error.num_steps, 'held-out step')} {error.mean:.1%} in the "
+        f"mean, "
         f"{error.median:.1%} in the median, {error.total:+.1%} in their sum"
     ]
     if error.mean > MAX_ERROR:
@@ -173,8 +173,8 @@ def _remarks(name: str, played: Played, times: StepTimes) -> list[str]:
     lines = []
     if played.largest > times.largest:
         lines.append(
-            f"{name}: its largest step has {played.largest} tokens, the largest recorded one "
-            f"{times.largest}: times beyond that are not measured"
+            f"{name}: its largest step has {counted(played.largest, 'token')}, the largest "
+            f"recorded one {times.largest}: times beyond that are not measured"
         )
     lines += (f"{name}: {key} is left out: {why}" for key, why in played.refused)
     return lines

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.records import counted
 from pagedkv.replay.least_squares import nonnegative_least_squares
 from pagedkv.replay.recording import Recording, Step
 from pagedkv.replay.work import StepWork
@@ -71,8 +72,8 @@ def fit(recording: Recording, bytes_per_block: int) -> StepTimes:
     steps = [one for one in recording.steps if one.failure is None and one.seconds > 0]
     if len(steps) < MIN_STEPS:
         raise ValueError(
-            f"{recording.path} has {len(steps)} steps with a time, and step times are fitted to at "
-            f"least {MIN_STEPS}: record a longer run"
+            f"{recording.path} has {counted(len(steps), 'step')} with a time, and step times are "
+            f"fitted to at least {MIN_STEPS}: record a longer run"
         )
     recorded_bytes = recording.facts.bytes_per_token * recording.cache.block_size
     counts = np.array([_counts(one.work, recorded_bytes) for one in steps], dtype=np.float64)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedkv.records import PreemptionChoice
+from pagedkv.records import PreemptionChoice, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ def choose(
     elif num_blocks == 0:
         swaps, why = False, "it holds no block alone"
     elif num_blocks > num_cpu_free:
-        swaps, why = False, f"{num_blocks} CPU blocks are needed and {num_cpu_free} are free"
+        needed = counted(num_blocks, "CPU block is", "CPU blocks are")
+        swaps, why = False, f"{needed} needed and {counted(num_cpu_free, 'is', 'are')} free"
     elif mode == "swap":
         swaps, why = True, "preemption_mode is swap"
     else:

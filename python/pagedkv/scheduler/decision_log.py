@@ -7,11 +7,12 @@ come in every step of a full pool, are kept as arrays (eviction_log.py).
 
 from __future__ import annotations
 
+import string
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
-from pagedkv.records import Decision, DecisionKind, Explanation
+from pagedkv.records import Decision, DecisionKind, Explanation, counted
 from pagedkv.request import Request
 from pagedkv.scheduler.eviction_log import EvictionLog
 
@@ -19,32 +20,37 @@ MAX_PER_REQUEST = 64
 MAX_FINISHED = 256
 MAX_NAMES = 16384
 
+# {name:one|many} is the number and what it counts; {name:one}: many is one with an s.
 _TEXTS: dict[str, str] = {
-    "queued": "queued with {prompt_len} prompt tokens, at most {max_tokens} to generate, "
-    "priority {priority}; {num_queued} requests wait, {num_running} run",
-    "admitted": "starts with a chunk of {query_len} tokens; {num_cached} of its {num_tokens} "
-    "tokens are in the prefix cache{returning}, {missed}{behind}",
-    "resumed": "resumes{together}: {num_blocks} blocks come back from the CPU, {num_tokens} tokens "
-    "need not be computed again",
-    "preempted": "preempted {by}; {way} ({why}); {who} held {num_blocks} blocks alone and had "
-    "computed {num_tokens} tokens",
+    "queued": "queued with {prompt_len:prompt token}, at most {max_tokens} to generate, "
+    "priority {priority}; {num_queued:request waits|requests wait}, {num_running:runs|run}",
+    "admitted": "starts with a chunk of {query_len:token}; {num_cached} of its "
+    "{num_tokens:token is|tokens are} in the prefix cache{returning}, {missed}{behind}",
+    "resumed": "resumes{together}: {num_blocks:block comes|blocks come} back from the CPU, "
+    "{num_tokens:token} need not be computed again",
+    "preempted": "preempted {by}; {way} ({why}); {who} held {num_blocks:block} alone and had "
+    "computed {num_tokens:token}",
     "swap_dropped": "its swapped-out blocks are given up {reason}; it will be computed again",
-    "finished": "ends: {reason}, {num_generated} tokens generated, preempted {num_preemptions} "
-    "times",
+    "finished": "ends: {reason}, {num_generated:token} generated, preempted {num_preemptions:time}",
 }
 
 _WAITS = {
-    "blocks": "waits for {needed} blocks; {available} can be taken, {promised} of them are "
-    "promised to running requests, and the watermark stays free",
-    "slot": "waits for one of {max_num_seqs} slots (max_num_seqs)",
-    "tokens": "waits, the step's {max_num_batched_tokens} tokens are used up "
+    "blocks": "waits for {needed:block}; {available} can be taken, "
+    "{promised:of them is|of them are} promised to running requests, and the watermark stays free",
+    "slot": "waits for one of {max_num_seqs:slot} (max_num_seqs)",
+    "tokens": "waits, the step's {max_num_batched_tokens:token is|tokens are} used up "
     "(max_num_batched_tokens)",
-    "urgent": "waits for a more urgent request's prompt: {num_tokens} of the step's "
-    "{max_num_batched_tokens} tokens are for {by!r}; it keeps its blocks",
+    "urgent": "waits for a more urgent request's prompt: {by!r} gets {num_tokens} of the step's "
+    "{max_num_batched_tokens:token}; it keeps its blocks",
     "prefix": "waits, the step computes a prefix that it would otherwise compute again",
     "turn": "waits its turn: a request before it waits for blocks and has been passed "
-    "{num_overtaken} times, as often as allowed (max_num_overtakes)",
+    "{num_overtaken:time}, as often as allowed (max_num_overtakes)",
 }
+
+
+class _Words(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return counted(value, *format_spec.split("|")) if format_spec else str(value)
 
 
 class _Note:
@@ -60,7 +66,11 @@ class _Note:
     def decision(self) -> Decision:
         text = _WAITS[self.numbers["lacks"]] if self.kind == "waits" else _TEXTS[self.kind]
         return Decision(
-            self.kind, self.step, self.last_step, self.numbers, text.format(**self.numbers)
+            self.kind,
+            self.step,
+            self.last_step,
+            self.numbers,
+            _Words().vformat(text, (), self.numbers),
         )
 
 

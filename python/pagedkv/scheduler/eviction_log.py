@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.records import Decision
+from pagedkv.records import Decision, counted
 
 MAX_EVICTIONS = 8192
 
@@ -49,11 +49,14 @@ class EvictionLog:
     def _evicted(self, step: int, rows: NDArray[np.int64]) -> Decision:
         block_ids, num_moved = tuple(rows[:, 1].tolist()), int((rows[:, 4] >= 0).sum())
         num_tokens, idle_steps, idle = self._numbers(rows)
-        fate = "are given up" if num_moved == 0 else "move to the CPU"
+        fates = ("token is given up", "tokens are given up")
+        if num_moved:
+            fates = ("token moves to the CPU", "tokens move to the CPU")
+        fate = counted(num_tokens, *fates)
         if 0 < num_moved < len(rows):
-            fate = f"move to the CPU but for {num_tokens - num_moved * self._block_size}"
+            fate += f" but for {num_tokens - num_moved * self._block_size}"
         text = (
-            f"takes blocks out of the prefix cache, whose {num_tokens} tokens {fate}, idle for "
+            f"takes {counted(len(rows), 'block')} out of the prefix cache, whose {fate}, idle for "
             f"{idle}: {', '.join(map(str, block_ids))}"
         )
         return Decision(
@@ -71,7 +74,8 @@ class EvictionLog:
 
     def _dropped(self, step: int, rows: NDArray[np.int64]) -> Decision:
         num_tokens, idle_steps, idle = self._numbers(rows)
-        text = f"for it {num_tokens} cached tokens on the CPU are given up, idle for {idle}"
+        lost = counted(num_tokens, "cached token on the CPU is", "cached tokens on the CPU are")
+        text = f"for it {lost} given up, idle for {idle}"
         return Decision(
             "dropped", step, step, {"num_tokens": num_tokens, "idle_steps": idle_steps}, text
         )
@@ -79,5 +83,5 @@ class EvictionLog:
     def _numbers(self, rows: NDArray[np.int64]) -> tuple[int, tuple[int, ...], str]:
         idle_steps = tuple(rows[:, 3].tolist())
         low, high = min(idle_steps), max(idle_steps)
-        idle = f"{low} to {high} steps" if low < high else f"{low} steps"
+        idle = f"{low} to {high} steps" if low < high else counted(low, "step")
         return len(rows) * self._block_size, idle_steps, idle

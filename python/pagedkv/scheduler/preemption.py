@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pagedkv.block_manager import BlockManager
 from pagedkv.config import SchedulerConfig
-from pagedkv.records import Preempted, PreemptionChoice, no_pairs
+from pagedkv.records import Preempted, PreemptionChoice, counted, no_pairs
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.cost_model import Rates, choose
 from pagedkv.scheduler.decision_log import DecisionLog
@@ -92,7 +92,7 @@ class Preemption:
                     "someone else holds blocks of this manager"
                 )
             victim = self._next_victim()
-            by = f"since the step needs {needed} blocks and {available} can be taken"
+            by = f"since the step needs {counted(needed, 'block')} and {available} can be taken"
             gone, choice = self._preempt(
                 self._unit_of(victim, keeps=running.order[0]), num_step, by
             )

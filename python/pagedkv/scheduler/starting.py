@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pagedkv.block_manager import BlockManager, MissReason
 from pagedkv.config import SchedulerConfig
-from pagedkv.records import Admitted, no_pairs
+from pagedkv.records import Admitted, counted, no_pairs
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.entry import Entry
@@ -256,15 +256,18 @@ class Starting:
         started.admitted.append(Admitted(entry.request, slot, cached))
         behind = ""
         if num_behind:
-            behind = f"; {num_behind} blocks of them lie behind its window and are not held"
+            one = "block of them lies behind its window and is"
+            many = "blocks of them lie behind its window and are"
+            behind = f"; {counted(num_behind, one, many)} not held"
         num_from_cpu = self._offloading.num_cpu_hits - num_before
+        coming = counted(num_from_cpu, "comes", "come")
         self._log.note(
             entry.request,
             "admitted",
             query_len=query_len,
             num_cached=cached,
             num_from_cpu=num_from_cpu,
-            returning=f" ({num_from_cpu} come back from the CPU)" if num_from_cpu else "",
+            returning=f" ({coming} back from the CPU)" if num_from_cpu else "",
             num_tokens=int(token_ids.size),
             num_freed_blocks=num_behind,
             behind=behind,
