@@ -24,7 +24,7 @@ def test_one_prompt_prints_its_text_alone(run: Any) -> None:
     result = run("generate", "fake", "-p", "hello", "--max-tokens", "20")
     assert result.code == 0
     assert result.out == text_of("hello") + "\n"
-    assert "1 answers" in result.err
+    assert "[1 answer, " in result.err
     assert "tokens/s" in result.err
 
 

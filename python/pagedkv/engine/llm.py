@@ -24,7 +24,8 @@ class LLM:
     """A model ready to answer lists of prompts.
 
     Args:
-        model: the alias `smollm2`, a directory of safetensors, or a .gguf file.
+        model: the alias `smollm2`, a directory of safetensors, a .gguf file, or an id of the
+            Hugging Face hub.
         options: of EngineConfig and its parts, flat: dtype, max_model_len, block_size,
             max_num_seqs, num_gpu_blocks_override, ...
 

@@ -8,23 +8,28 @@ from pathlib import Path
 from pagedkv.weights.checkpoint import Checkpoint
 from pagedkv.weights.fetching import ALIASES, fetch
 from pagedkv.weights.gguf_checkpoint import open_gguf
+from pagedkv.weights.hub import fetch_from_hub, is_hub_id
 from pagedkv.weights.safetensors_directory import open_directory
 
 
 def open_checkpoint(
     model: str | Path, *, check_config: Callable[[Mapping[str, object]], object] = dict
 ) -> Checkpoint:
-    """Open a model's weights: an alias, a directory of safetensors, or a GGUF file.
+    """Open a model's weights: an alias, a directory of safetensors, a GGUF file, or an id of the
+    Hugging Face hub (owner/name), where no path has that name.
 
-    An alias is fetched first, if it is not on this machine yet. check_config raises for a config
-    that cannot be used; it is asked before a directory's weights are looked for.
+    An alias, or a model of the hub, is fetched first, if it is not on this machine yet.
+    check_config raises for a config that cannot be used; it is asked before a directory's weights
+    are looked for.
 
     Raises:
         ValueError: there is no such model, or its files are malformed.
-        RuntimeError: an alias could not be fetched.
+        RuntimeError: it could not be fetched.
     """
     is_alias = isinstance(model, str) and model in ALIASES
     path = fetch(str(model)) if is_alias else Path(model)
+    if isinstance(model, str) and is_hub_id(model) and not path.exists():
+        path = fetch_from_hub(model)
     if path.is_dir():
         return open_directory(path, check_config=check_config)
     if path.is_file() and path.suffix.lower() == ".gguf":
@@ -34,5 +39,6 @@ def open_checkpoint(
     state = "is not a .gguf file" if path.is_file() else "does not exist"
     raise ValueError(
         f"no model {str(model)!r}: a path of that name {state}. A model is an alias "
-        f"({', '.join(ALIASES)}), a directory with config.json and safetensors, or a .gguf file"
+        f"({', '.join(ALIASES)}), a directory with config.json and safetensors, a .gguf file, "
+        "or owner/name on the Hugging Face hub"
     )

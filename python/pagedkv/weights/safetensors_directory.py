@@ -102,8 +102,17 @@ def _files(path: Path) -> dict[Path, list[str]]:
     )
 
 
-def _indexed_files(path: Path) -> dict[Path, list[str]]:
-    index = path / INDEX
+def shard_names(index: Path) -> list[str]:
+    """The files that an index names, each once.
+
+    Raises:
+        ValueError: it is malformed, or names something else than a plain file.
+    """
+    return list(_shards(index))
+
+
+def _shards(index: Path) -> dict[str, list[str]]:
+    """The tensors of each file that an index names."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index}: weight_map is {type(weight_map).__name__} or empty")
@@ -115,6 +124,12 @@ def _indexed_files(path: Path) -> dict[Path, list[str]]:
                 "of a .safetensors file"
             )
         by_file.setdefault(shard, []).append(name)
+    return by_file
+
+
+def _indexed_files(path: Path) -> dict[Path, list[str]]:
+    index = path / INDEX
+    by_file = _shards(index)
     missing = sorted(shard for shard in by_file if not (path / shard).is_file())
     if missing:
         raise ValueError(
