@@ -197,6 +197,26 @@ def test_a_fork_has_those_from_before_it_too(tokenizer_folder: Path) -> None:
     assert outputs[quiet[0]].outputs[0].logprobs is None
 
 
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_gpu_blocks_override": 16, "watermark": 0.0}, {"max_num_seqs": 1}]
+)
+def test_a_fork_of_a_prompt_in_work_tells_all_of_it(
+    tokenizer_folder: Path, num_steps: int, options: dict[str, Any]
+) -> None:
+    usual = {"block_size": 4, "max_num_batched_tokens": 5, "max_num_seqs": 5}
+    engine = make_engine(tokenizer_folder, **(usual | options))
+    params = dataclasses.replace(LONG, logprobs=1, prompt_logprobs=1)
+    engine.add_request("r", PROMPT, params)
+    for _ in range(num_steps):
+        engine.step()
+    names = ["r", *engine.fork("r", 2)]
+    outputs, _ = run(engine)
+    for name in names:
+        check_answer(PROMPT, outputs[name].outputs[0], 1)
+        check_prompt(outputs[name], 1)
+
+
 def test_an_aborted_request_tells_what_it_has_and_leaves_nothing(tokenizer_folder: Path) -> None:
     engine = make_engine(tokenizer_folder, max_num_batched_tokens=8, max_num_seqs=8)
     params = dataclasses.replace(LONG, logprobs=0, prompt_logprobs=0)

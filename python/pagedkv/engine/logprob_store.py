@@ -33,8 +33,9 @@ class LogprobStore:
             for name in names:
                 self._answers[name] = list(self._answers.get(forked_from or "", ()))
         if params.prompt_logprobs is not None:
-            # The first token follows nothing that would make it likely.
-            self._prompts[request.request_id] = list(self._prompts.get(forked_from or "", [None]))
+            # The first token follows nothing that would make it likely. A fork has its parent's
+            # list itself: what one has computed of the prompt, the others find in the cache.
+            self._prompts[request.request_id] = self._prompts.get(forked_from or "", [None])
 
     def take(self, step: ScheduledStep, sampled: Sampled, scheduler: Scheduler) -> None:
         """Learn the scores of a step that ran, before the scheduler does."""
@@ -66,7 +67,8 @@ class LogprobStore:
 
     def end_prompt(self, request_id: str) -> list[TokenLogprobs | None] | None:
         """What is known of a prompt, forgotten here; None if it wants none."""
-        return self._prompts.pop(request_id, None)
+        known = self._prompts.pop(request_id, None)
+        return None if known is None else list(known)
 
 
 def _owner(step: ScheduledStep, row: int, scheduler: Scheduler) -> Request | None:
