@@ -32,6 +32,17 @@ def test_many_tiles_in_either_order(
     assert torch.equal(lse[prefilled], fixed_lse[prefilled])
 
 
+def test_many_tiles_in_a_row_that_see_no_key(device: torch.device) -> None:
+    # Rows of a sequence without keys, far more tiles of them than a block is told ahead, between
+    # tiles that have work.
+    rows = ((700, 700), (6000, 0), (3000, 3000), (0, 0), (500, 0), (1, 0), (1, 9))
+    problem = Problem(Case("none", rows), device)
+    out, lse = problem.run()
+    check(problem, out, lse)
+    fixed, fixed_lse = problem.run(num_splits=1)
+    check(problem, fixed, fixed_lse)
+
+
 @pytest.mark.parametrize("window", [0, 900])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_early_keys_that_weigh_more_than_anything_before(

@@ -70,17 +70,32 @@ class BoxFeeder {
 
 // Warp 0. The next tile is told kAhead steps before the last one's end: early enough for its
 // queries to arrive, late enough for the counter to know who will be free. counter null: every
-// gridDim.x-th tile.
-template <class Traits, class Tiles>
-__device__ void feed_keys(BoxFeeder<Traits, Traits::kKeyStages> feeder, Tiles tiles, TileRing& ring,
+// gridDim.x-th tile. Tiles that see no key are finished here: whoever multiplies asks for the next
+// tile before it releases the last one, and would wait for ever if the ring were full of them.
+template <class Traits, class T, class Work, class Tiles>
+__device__ void feed_keys(const PagedAttentionParams& params,
+                          BoxFeeder<Traits, Traits::kKeyStages> feeder, Tiles tiles, TileRing& ring,
                           unsigned* counter, int lane) {
   constexpr int kAhead = 8;
   RingPosition<kTileSlots> at;
   const auto take = [&] { return lane == 0 ? atomicAdd(counter, 1u) : 0u; };
   // Not blockIdx.x when there is a counter: a block may start late, on what decode leaves free.
   int64_t number = counter == nullptr ? blockIdx.x : __shfl_sync(0xffffffffu, take(), 0);
+  const auto find = [&](TilePart& part) {
+    if constexpr (Work::kHasEmptyTiles) {
+      while (tiles.locate(number, part)) {
+        if (part.num_steps > 0) return true;
+        const int group = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
+        Work::template write_empty<T>(params, part, group, part.first_row, part.num_rows, lane);
+        number = counter == nullptr ? number + gridDim.x : __shfl_sync(0xffffffffu, take(), 0);
+      }
+      return false;
+    } else {
+      return tiles.locate(number, part);
+    }
+  };
   const auto tell_next = [&](TilePart& part) {
-    const bool more = tiles.locate(number, part);
+    const bool more = find(part);
     if (more) {
       tiles.find_whole_steps(part);
     } else {
@@ -135,39 +150,37 @@ __device__ void feed_queries(const PagedAttentionParams& params, TileRing& ring,
   const int first_row = thread / 32 * 64;  // of this warp's
   const int chunk = lane % kChunks;
   while (const TilePart* part = reader.next()) {
-    if (part->num_steps > 0) {
-      wait_barrier(shared_address(&barriers.empty[at.stage]), at.round ^ 1);
-      // A lane finds the places of two of the warp's rows and tells them the lanes that copy.
-      constexpr int kWarpRows = Traits::kRows / (Traits::kQueryLoaders / 32);
-      static_assert(kWarpRows == 64);
-      int64_t places[2];
+    wait_barrier(shared_address(&barriers.empty[at.stage]), at.round ^ 1);
+    // A lane finds the places of two of the warp's rows and tells them the lanes that copy.
+    constexpr int kWarpRows = Traits::kRows / (Traits::kQueryLoaders / 32);
+    static_assert(kWarpRows == 64);
+    int64_t places[2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int packed = part->first_row + min(first_row + lane + 32 * i, part->num_rows - 1);
-        const int64_t token = part->sequence.query_start + packed / group;
-        const int64_t head = static_cast<int64_t>(part->kv_head) * group + packed % group;
-        places[i] = token * params.query_stride_token + head * params.query_stride_head;
-      }
-      const int valid_rows = part->num_rows - first_row;
-      const uint32_t to = queries + at.stage * Traits::kQueryBytes +
-                          chunk / 8 * Traits::kQuerySlabBytes + first_row * 128;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll 4
-        for (int pass = 0; pass < 32; pass += kRowsAtOnce) {
-          const int row = pass + lane / kChunks;
-          const T* from = static_cast<const T*>(params.query) +
-                          __shfl_sync(0xffffffffu, places[i], row) + chunk * 8;
-          copy_async_16(to + (32 * i + row) * 128 + ((chunk ^ row) & 7) * 16, from,
-                        32 * i + row < valid_rows && chunk < head_chunks);
-        }
-      }
-      commit_copies();
-      wait_copies<0>();
-      publish_shared_writes();
-      arrive(shared_address(&barriers.full[at.stage]));
-      at.advance();
+    for (int i = 0; i < 2; ++i) {
+      const int packed = part->first_row + min(first_row + lane + 32 * i, part->num_rows - 1);
+      const int64_t token = part->sequence.query_start + packed / group;
+      const int64_t head = static_cast<int64_t>(part->kv_head) * group + packed % group;
+      places[i] = token * params.query_stride_token + head * params.query_stride_head;
     }
+    const int valid_rows = part->num_rows - first_row;
+    const uint32_t to = queries + at.stage * Traits::kQueryBytes +
+                        chunk / 8 * Traits::kQuerySlabBytes + first_row * 128;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll 4
+      for (int pass = 0; pass < 32; pass += kRowsAtOnce) {
+        const int row = pass + lane / kChunks;
+        const T* from = static_cast<const T*>(params.query) +
+                        __shfl_sync(0xffffffffu, places[i], row) + chunk * 8;
+        copy_async_16(to + (32 * i + row) * 128 + ((chunk ^ row) & 7) * 16, from,
+                      32 * i + row < valid_rows && chunk < head_chunks);
+      }
+    }
+    commit_copies();
+    wait_copies<0>();
+    publish_shared_writes();
+    arrive(shared_address(&barriers.full[at.stage]));
+    at.advance();
     reader.release(part, lane);
   }
 }

@@ -56,7 +56,7 @@ class PrefillMultiplier {
     float scores[kScoreTiles][4];
     uint32_t weights[kScoreTiles / 2][4];
     float rescale[2];
-    const TilePart* part = next_tile();
+    const TilePart* part = reader_.next();
     if (part == nullptr) return;
     begin_tile(*part);
     start_scores(scores);
@@ -73,7 +73,7 @@ class PrefillMultiplier {
         if (step_ > 0) advance<false>(*part, softmax, out, scores, weights);
       }
       // The tile's last product with values, and the next one's first scores.
-      const TilePart* next = next_tile();
+      const TilePart* next = reader_.next();
       const int first = first_;
       const int query_stage = query_at_.stage;
       query_at_.advance();
@@ -121,17 +121,6 @@ class PrefillMultiplier {
   __device__ void take_turn() { sync_threads(turn_of(warpgroup()), 256); }
   __device__ void pass_turn() {
     arrive_threads(turn_of((warpgroup() + 1) % Traits::kWarpgroups), 256);
-  }
-
-  // The next tile that sees keys; rows of those that see none are written as 0.
-  __device__ const TilePart* next_tile() {
-    while (const TilePart* part = reader_.next()) {
-      if (part->num_steps > 0) return part;
-      Work::template write_empty<T>(params_, *part, group_, mine(*part).first_row,
-                                    skipped() < part->num_rows ? mine(*part).num_rows : 0, lane());
-      reader_.release(part, lane());
-    }
-    return nullptr;
   }
 
   // This warp's 16 rows; if the tile ends before them they repeat its last row and are not written.

@@ -63,8 +63,9 @@ __global__ void __launch_bounds__(WgmmaTraits<kDim>::kThreads, 1)
   if (thread < 128) {
     give_registers<40>();
     if (thread < 32) {
-      feed_keys<Traits>(KeyFeeder(params, &key_map, shared.barriers.keys, keys, box_rows, thread),
-                        tiles, shared.ring, counter, thread);
+      feed_keys<Traits, T, Work>(
+          params, KeyFeeder(params, &key_map, shared.barriers.keys, keys, box_rows, thread), tiles,
+          shared.ring, counter, thread);
     } else if (thread < 64) {
       feed_values<Traits>(
           ValueFeeder(params, &value_map, shared.barriers.values, values, box_rows, thread % 32),

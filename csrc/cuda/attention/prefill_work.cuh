@@ -9,6 +9,8 @@
 namespace pagedkv::cuda {
 
 struct PrefillWork {
+  static constexpr bool kHasEmptyTiles = true;  // tiles of rows that see no key
+
   // int64 of shared memory that plan() needs.
   template <int kThreads>
   static constexpr int kScratch = kThreads / 32;

@@ -28,6 +28,8 @@ class PrefixTiles {
 };
 
 struct PrefixWork {
+  static constexpr bool kHasEmptyTiles = false;
+
   template <int kThreads>
   static constexpr int kScratch = kThreads / 32 + 2;
 
@@ -59,11 +61,6 @@ struct PrefixWork {
     mine.num_rows = num_rows;
     write_prefix_states<PlainColumns<Traits::kDim>>(params, part, mine, group, softmax, out, lane);
   }
-
-  // There is no part without keys.
-  template <class T>
-  __device__ static void write_empty(const PagedAttentionParams&, const TilePart&, int, int, int,
-                                     int) {}
 
   // Decode: the merge waits for this kernel only.
   __device__ static void end() { wait_previous_kernel(); }
