@@ -28,7 +28,8 @@ class StepTensors:
     """On the model's device: input_ids, positions, token_slots int64 [num_tokens]; where an id is
     PENDING, the token that the step before chose for the slot stands for it. logit_rows int64
     [num_samples], the token whose hidden state gives each sampled row's logits; sample_slots int64
-    [num_samples]; draws: how each of them is drawn. has_pending: whether any id is PENDING.
+    [num_samples]; draws: how each of them is drawn, None on a CPU, whose sampler draws for
+    itself. has_pending: whether any id is PENDING.
 
     On the CPU: sample_positions int64 [num_samples], the index in its sequence of the token to be
     sampled; row_lens int64 [num_rows], tokens of each row's sequence, this step included.
@@ -40,7 +41,7 @@ class StepTensors:
     attn_metadata: AttentionMetadata
     logit_rows: torch.Tensor
     sample_slots: torch.Tensor
-    draws: RowTensors
+    draws: RowTensors | None
     has_pending: bool
     sample_positions: NDArray[np.int64]
     row_lens: NDArray[np.int64]
@@ -65,6 +66,7 @@ class InputBuilder:
     ) -> None:
         """grouper: finds the decodes that attend to a shared prefix once; None: each alone."""
         self._grouper = grouper
+        self._draws_there = torch.device(device).type == "cuda"
         self._block_size = manager.block_size
         max_num_blocks = -(-max_model_len // manager.block_size)
         num_seqs, num_tokens = config.max_num_seqs, config.max_num_batched_tokens
@@ -131,7 +133,9 @@ class InputBuilder:
         targets[:num_samples] = step.slots[step.sample_rows]
         targets[num_samples:] = self._block_tables.shape[0]  # nobody's
         sample_positions = lens[step.sample_rows].astype(np.int64)
-        draws = self._draws(params, sample_positions, most_samples)
+        draws = None
+        if self._draws_there:
+            draws = self._draws(params, sample_positions, most_samples)
         prefix_groups = None
         if self._grouper is not None and most_rows == num_tokens:
             prefix_groups = self._groups(self._grouper, step, lens[:num_rows], most_rows)

@@ -213,7 +213,7 @@ class ModelRunner:
     def _decode(self, tensors: StepTensors, kinds: Kinds) -> torch.Tensor:
         """A step of decodes, from its inputs to its tokens: what a CUDA graph holds."""
         logits = self._logits(self._hidden(tensors))
-        return self._keep(choose(logits, tensors.draws, kinds), tensors)
+        return self._keep(_choose_there(logits, tensors, kinds), tensors)
 
     def _hidden(self, tensors: StepTensors) -> torch.Tensor:
         input_ids = tensors.input_ids
@@ -313,7 +313,7 @@ class ModelRunner:
     ) -> torch.Tensor:
         """int64 [num_samples], -1 where a row has failed."""
         if self._stream is not None:
-            chosen = choose(logits, tensors.draws, Kinds.of(params, self._vocab_size))
+            chosen = _choose_there(logits, tensors, Kinds.of(params, self._vocab_size))
         else:
             token_ids, failed = sample(logits, params, tensors.sample_positions)
             token_ids[failed] = -1
@@ -343,3 +343,8 @@ class ModelRunner:
 def _is_decode(step: ScheduledStep) -> bool:
     """Whether each row has one token and gets the next."""
     return step.num_tokens == step.slots.size == step.sample_rows.size
+
+
+def _choose_there(logits: torch.Tensor, tensors: StepTensors, kinds: Kinds) -> torch.Tensor:
+    assert tensors.draws is not None, "the inputs were built for a CPU"
+    return choose(logits, tensors.draws, kinds)
