@@ -17,6 +17,7 @@ from pagedkv.models.layers import Embedding, GatedMLP, OutputHead, RMSNorm
 from pagedkv.models.llama import read_decoder
 from pagedkv.models.metadata import AttentionMetadata
 from pagedkv.models.parameters import Parameters
+from pagedkv.models.residual import ResidualDecoder
 from pagedkv.models.rope import cos_sin_table, read_rope
 
 ACTIVATIONS = ("gelu_pytorch_tanh", "gelu", "silu")
@@ -164,50 +165,24 @@ class GemmaLayer:
         return x
 
 
-class GemmaForCausalLM:
-    """The whole model: hidden states of a step, and logits of chosen ones."""
-
-    derived = re.compile(r"model\.rotary_emb(_local)?\.inv_freq")
-    base_prefix = ""
-
-    def __init__(self, config: ModelConfig, parameters: Parameters, max_model_len: int) -> None:
-        self.config = config
-        assert config.rope is not None
-        full = cos_sin_table(config.rope, max_model_len, parameters.device)
-        local = full
-        if config.local_rope is not None:
-            local = cos_sin_table(config.local_rope, max_model_len, parameters.device)
-        self._embed = Embedding(
-            parameters, "model.embed_tokens", config.vocab_size, config.hidden_size
-        )
+def build(config: ModelConfig, parameters: Parameters, max_model_len: int) -> ResidualDecoder:
+    """The model, its parameters to be filled, for at most max_model_len tokens a sequence."""
+    assert config.rope is not None
+    full = cos_sin_table(config.rope, max_model_len, parameters.device)
+    local = full
+    if config.local_rope is not None:
+        local = cos_sin_table(config.local_rope, max_model_len, parameters.device)
+    embedding = Embedding(parameters, "model.embed_tokens", config.vocab_size, config.hidden_size)
+    return ResidualDecoder(
+        config,
+        derived=re.compile(r"model\.rotary_emb(_local)?\.inv_freq"),
+        embedding=embedding,
         # Rounded as the embeddings are, before it multiplies them.
-        self._scale = torch.tensor(config.hidden_size**0.5, dtype=parameters.dtype).item()
-        self._layers = [
+        scale=torch.tensor(config.hidden_size**0.5, dtype=parameters.dtype).item(),
+        layers=[
             GemmaLayer(parameters, index, config, local if window else full)
             for index, window in enumerate(config.layer_windows)
-        ]
-        self._norm = gemma_norm(parameters, "model.norm", config.hidden_size, config)
-        self._head = OutputHead(parameters, self._embed, config)
-        self.tied = self._head.tied
-
-    @torch.inference_mode()
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
-        attn_metadata: AttentionMetadata,
-    ) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size] of one step; arguments as LlamaForCausalLM's."""
-        residual = self._embed(input_ids) * self._scale
-        x = self._layers[0].first_norm(residual)
-        norms = [layer.first_norm for layer in self._layers[1:]] + [self._norm]
-        for layer, next_norm, kv_cache in zip(self._layers, norms, kv_caches, strict=True):
-            x = layer(x, residual, positions, kv_cache, attn_metadata)
-            next_norm.add_(x, residual)
-        return x
-
-    @torch.inference_mode()
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [n, hidden_size] -> logits [n, vocab_size]."""
-        return self._head(hidden)
+        ],
+        norm=gemma_norm(parameters, "model.norm", config.hidden_size, config),
+        head=OutputHead(parameters, embedding, config),
+    )

@@ -15,6 +15,7 @@ from pagedkv.models.config import ConfigReader, ModelConfig
 from pagedkv.models.layers import Embedding, GatedMLP, OutputHead, RMSNorm
 from pagedkv.models.metadata import AttentionMetadata
 from pagedkv.models.parameters import Parameters
+from pagedkv.models.residual import ResidualDecoder
 from pagedkv.models.rope import cos_sin_table, read_rope
 
 
@@ -95,14 +96,14 @@ def read_decoder(
 class LlamaLayer:
     """x <- x + attention(norm(x)); x <- x + mlp(norm(x)), the sum kept apart as the residual."""
 
-    __slots__ = ("_attention", "_mlp", "attention_norm", "mlp_norm")
+    __slots__ = ("_attention", "_mlp", "_mlp_norm", "first_norm")
 
     def __init__(
         self, parameters: Parameters, index: int, config: ModelConfig, table: torch.Tensor
     ) -> None:
         name, window = f"model.layers.{index}", config.layer_windows[index]
         size, epsilon = config.hidden_size, config.norm_eps
-        self.attention_norm = RMSNorm(parameters, f"{name}.input_layernorm", size, epsilon)
+        self.first_norm = RMSNorm(parameters, f"{name}.input_layernorm", size, epsilon)
         norms = None
         if config.qk_norm:
             norms = (
@@ -111,7 +112,7 @@ class LlamaLayer:
             )
         weights = AttentionWeights.of(f"{name}.self_attn", config)
         self._attention = Attention(parameters, weights, config, table, window, norms)
-        self.mlp_norm = RMSNorm(parameters, f"{name}.post_attention_layernorm", size, epsilon)
+        self._mlp_norm = RMSNorm(parameters, f"{name}.post_attention_layernorm", size, epsilon)
         self._mlp = GatedMLP(parameters, f"{name}.mlp", config)
 
     def __call__(
@@ -124,57 +125,21 @@ class LlamaLayer:
     ) -> torch.Tensor:
         """Takes the normed x and the sum so far; returns what is to be added to it next."""
         x = self._attention(x, positions, kv_cache, attn_metadata)
-        self.mlp_norm.add_(x, residual)
+        self._mlp_norm.add_(x, residual)
         return self._mlp(x)
 
 
-class LlamaForCausalLM:
-    """The whole model: hidden states of a step, and logits of chosen ones."""
-
-    # Buffers that old checkpoints carry; they are computed here.
-    derived = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-    base_prefix = ""
-
-    def __init__(self, config: ModelConfig, parameters: Parameters, max_model_len: int) -> None:
-        self.config = config
-        assert config.rope is not None
-        table = cos_sin_table(config.rope, max_model_len, parameters.device)
-        self._embed = Embedding(
-            parameters, "model.embed_tokens", config.vocab_size, config.hidden_size
-        )
-        self._layers = [
-            LlamaLayer(parameters, index, config, table) for index in range(config.num_layers)
-        ]
-        self._norm = RMSNorm(parameters, "model.norm", config.hidden_size, config.norm_eps)
-        self._head = OutputHead(parameters, self._embed, config)
-        self.tied = self._head.tied
-
-    @torch.inference_mode()
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
-        attn_metadata: AttentionMetadata,
-    ) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size] of one step.
-
-        Args:
-            input_ids, positions: int64 [num_tokens].
-            kv_caches: (key_cache, value_cache) of each layer.
-
-        Mutates:
-            kv_caches: the slots of this step's tokens.
-        """
-        residual = self._embed(input_ids)
-        x = self._layers[0].attention_norm(residual)
-        norms = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
-        for layer, next_norm, kv_cache in zip(self._layers, norms, kv_caches, strict=True):
-            x = layer(x, residual, positions, kv_cache, attn_metadata)
-            next_norm.add_(x, residual)
-        return x
-
-    @torch.inference_mode()
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [n, hidden_size] -> logits [n, vocab_size]."""
-        return self._head(hidden)
+def build(config: ModelConfig, parameters: Parameters, max_model_len: int) -> ResidualDecoder:
+    """The model, its parameters to be filled, for at most max_model_len tokens a sequence."""
+    assert config.rope is not None
+    table = cos_sin_table(config.rope, max_model_len, parameters.device)
+    embedding = Embedding(parameters, "model.embed_tokens", config.vocab_size, config.hidden_size)
+    return ResidualDecoder(
+        config,
+        # Buffers that old checkpoints carry; they are computed here.
+        derived=re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+        embedding=embedding,
+        layers=[LlamaLayer(parameters, index, config, table) for index in range(config.num_layers)],
+        norm=RMSNorm(parameters, "model.norm", config.hidden_size, config.norm_eps),
+        head=OutputHead(parameters, embedding, config),
+    )

@@ -69,7 +69,7 @@ class PlainDecoder:
         kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
         attn_metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size] of one step; arguments as LlamaForCausalLM's."""
+        """Hidden states [num_tokens, hidden_size] of one step; arguments as ResidualDecoder's."""
         x = self._embedding(input_ids)
         if self._positions is not None:
             x = x + self._positions(positions)

@@ -47,16 +47,16 @@ class Family:
 
 
 FAMILIES = (
-    Family("LlamaForCausalLM", "llama", llama.read_config, llama.LlamaForCausalLM),
-    Family("MistralForCausalLM", "mistral", sliding.read_mistral, llama.LlamaForCausalLM),
-    Family("Qwen2ForCausalLM", "qwen2", sliding.read_qwen2, llama.LlamaForCausalLM),
-    Family("Qwen3ForCausalLM", "qwen3", sliding.read_qwen3, llama.LlamaForCausalLM),
-    Family("Phi3ForCausalLM", "phi3", sliding.read_phi3, llama.LlamaForCausalLM),
+    Family("LlamaForCausalLM", "llama", llama.read_config, llama.build),
+    Family("MistralForCausalLM", "mistral", sliding.read_mistral, llama.build),
+    Family("Qwen2ForCausalLM", "qwen2", sliding.read_qwen2, llama.build),
+    Family("Qwen3ForCausalLM", "qwen3", sliding.read_qwen3, llama.build),
+    Family("Phi3ForCausalLM", "phi3", sliding.read_phi3, llama.build),
     Family("GPT2LMHeadModel", "gpt2", gpt2.read_config, gpt2.build),
     Family("MptForCausalLM", "mpt", mpt.read_config, mpt.build),
     Family("MPTForCausalLM", "mpt", mpt.read_config, mpt.build),  # as its first files have it
-    Family("Gemma2ForCausalLM", "gemma2", gemma.read_gemma2, gemma.GemmaForCausalLM),
-    Family("Gemma3ForCausalLM", "gemma3_text", gemma.read_gemma3, gemma.GemmaForCausalLM),
+    Family("Gemma2ForCausalLM", "gemma2", gemma.read_gemma2, gemma.build),
+    Family("Gemma3ForCausalLM", "gemma3_text", gemma.read_gemma3, gemma.build),
 )
 
 
