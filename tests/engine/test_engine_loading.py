@@ -61,9 +61,9 @@ def test_generation_config_may_name_one_end_token_several_or_none() -> None:
 def test_an_unsupported_architecture_is_named_before_anything_else_is_missed(
     tmp_path: Path, weights: str | None
 ) -> None:
-    config = {"architectures": ["GPT2LMHeadModel"], "torch_dtype": "int8"}
+    config = {"architectures": ["MambaForCausalLM"], "torch_dtype": "int8"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     if weights is not None:
         save_file({"a": torch.zeros(2)}, tmp_path / weights)
-    with pytest.raises(ValueError, match=r"GPT2LMHeadModel is not supported; .* LlamaForCausalLM"):
+    with pytest.raises(ValueError, match=r"MambaForCausalLM is not supported; .* LlamaForCausalLM"):
         LLM(str(tmp_path))

@@ -51,6 +51,14 @@ def oracle_weights(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     return weights / weights.sum()
 
 
+def assert_drawn_by(number: float, token: int, logits: np.ndarray, params: SamplingParams) -> None:
+    weights = oracle_weights(logits, params)
+    ends = np.cumsum(weights)
+    assert weights[token] > 0, (params, token)
+    # The oracle's sums differ in their last bits: the number must lie in the token's interval.
+    assert ends[token] - weights[token] - 1e-6 <= number <= ends[token] + 1e-6, params
+
+
 def draw(logits: np.ndarray, params: SamplingParams, numbers: int) -> np.ndarray:
     """Tokens of the same row at many positions."""
     rows = torch.from_numpy(np.tile(logits, (numbers, 1)))
@@ -78,11 +86,7 @@ def test_each_draw_is_the_oracles_inverse_of_the_same_number(vocab: int, kind: s
     assert not failed.any()
     numbers = uniform(np.arange(len(rows), dtype=np.uint64), positions)
     for token, number, params in zip(got.tolist(), numbers, rows, strict=True):
-        weights = oracle_weights(logits, params)
-        ends = np.cumsum(weights)
-        assert weights[token] > 0, (params, token)
-        # The oracle's sums differ in their last bits: the number must lie in the token's interval.
-        assert ends[token] - weights[token] - 1e-6 <= number <= ends[token] + 1e-6, params
+        assert_drawn_by(number, token, logits, params)
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), SETTINGS)

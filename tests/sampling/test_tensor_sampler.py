@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_sampler import SETTINGS, VOCABULARIES, oracle_weights, slot_params
+from test_sampler import SETTINGS, VOCABULARIES, assert_drawn_by, oracle_weights, slot_params
 
 from pagedkv.sampling import Kinds, RowTensors, SlotParams, choose, sample, uniform
 from pagedkv.sampling_params import SamplingParams
@@ -48,10 +48,7 @@ def test_each_draw_lies_in_the_oracles_interval_of_its_number(vocab: int, kind: 
     numbers = uniform(params.seeds, np.arange(len(rows)) * 17)
     got = chosen(np.tile(logits, (len(rows), 1)), params, numbers)
     for token, number, one in zip(got, numbers, rows, strict=True):
-        weights = oracle_weights(logits, one)
-        ends = np.cumsum(weights)
-        assert weights[token] > 0, (one, token)
-        assert ends[token] - weights[token] - 1e-6 <= number <= ends[token] + 1e-6, one
+        assert_drawn_by(number, token, logits, one)
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), SETTINGS)

@@ -20,6 +20,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
@@ -167,3 +168,12 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def assert_tensors_are(path: Path, found: dict[str, torch.Tensor], model: Model) -> None:
+    """The tensors found in a file are the model's, and what transformers reads from it."""
+    theirs = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
+    assert set(found) == set(theirs)
+    for name, tensor in found.items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+        assert torch.equal(tensor, torch.as_tensor(theirs[name])), name

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from gguf_files import tiny_llama, tiny_qwen2, tiny_qwen3, write_gguf
+from gguf_files import assert_tensors_are, tiny_llama, tiny_qwen2, tiny_qwen3, write_gguf
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from pagedkv.models.config import ModelConfig
@@ -80,11 +80,7 @@ def test_qwens_keep_the_order_of_their_rows(tmp_path: Path, make: Callable[[], A
     path = write_gguf(tmp_path / "m.gguf", model, metadata=extra)
     checkpoint = open_checkpoint(path)
     found = dict(checkpoint.tensors())
-    theirs = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
-    assert set(found) == set(theirs)
-    for name, tensor in found.items():
-        assert torch.equal(tensor, model.state_dict()[name]), name
-        assert torch.equal(tensor, torch.as_tensor(theirs[name])), name
+    assert_tensors_are(path, found, model)
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     ours, expected = ModelConfig.from_dict(checkpoint.config), ModelConfig.from_dict(config)
     assert replace(ours, norm_eps=expected.norm_eps) == expected

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from pagedkv.weights.gguf_metadata import BLOCK, Metadata
+from pagedkv.weights.gguf_metadata import BLOCK, Metadata, hugging_face_name
 
 # GGUF's name inside a block -> Hugging Face's name inside a layer.
 _BLOCK_NAMES = {
@@ -36,12 +36,7 @@ class GPT2Architecture:
 
     def hf_name(self, name: str) -> str | None:
         """Hugging Face's name of a GGUF tensor, or None if the architecture has no such tensor."""
-        if name in _OTHER_NAMES:
-            return _OTHER_NAMES[name]
-        match = BLOCK.fullmatch(name)
-        if match is None or match[2] not in _BLOCK_NAMES:
-            return None
-        return f"transformer.h.{match[1]}.{_BLOCK_NAMES[match[2]]}.{match[3]}"
+        return hugging_face_name(name, _OTHER_NAMES, _BLOCK_NAMES, "transformer.h")
 
     def config_of(
         self,

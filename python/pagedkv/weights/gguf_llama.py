@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pagedkv.weights.gguf_metadata import BLOCK, Metadata
+from pagedkv.weights.gguf_metadata import BLOCK, Metadata, hugging_face_name
 
 # GGUF's name inside a block -> Hugging Face's name inside a layer.
 _BLOCK_NAMES = {
@@ -49,13 +49,8 @@ class LlamaArchitecture:
 
     def hf_name(self, name: str) -> str | None:
         """Hugging Face's name of a GGUF tensor, or None if the architecture has no such tensor."""
-        if name in _OTHER_NAMES:
-            return _OTHER_NAMES[name]
-        match = BLOCK.fullmatch(name)
         names = {**_BLOCK_NAMES, **dict(self.other_names)}
-        if match is None or match[2] not in names:
-            return None
-        return f"model.layers.{match[1]}.{names[match[2]]}.{match[3]}"
+        return hugging_face_name(name, _OTHER_NAMES, names, "model.layers")
 
     def config_of(
         self,

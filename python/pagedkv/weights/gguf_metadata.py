@@ -12,6 +12,24 @@ from dataclasses import dataclass
 BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)")
 
 
+def hugging_face_name(
+    name: str, others: Mapping[str, str], in_blocks: Mapping[str, str], layers: str
+) -> str | None:
+    """Hugging Face's name of a GGUF tensor, or None if the architecture has no such tensor.
+
+    Args:
+        others: whole names of tensors outside blocks.
+        in_blocks: GGUF's name inside a block -> Hugging Face's inside a layer.
+        layers: what stands before a layer's number, as in "model.layers".
+    """
+    if name in others:
+        return others[name]
+    match = BLOCK.fullmatch(name)
+    if match is None or match[2] not in in_blocks:
+        return None
+    return f"{layers}.{match[1]}.{in_blocks[match[2]]}.{match[3]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Metadata:
     """prefix: the architecture's name and a dot, which begin its keys."""
