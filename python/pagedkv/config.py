@@ -17,6 +17,7 @@ LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 PREEMPTION_MODES = ("auto", "swap", "recompute")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 MAX_BLOCK_SIZE = 256
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
@@ -35,6 +36,10 @@ class CacheConfig:
         gpu_memory_utilization: part of the GPU's memory that the engine may use, what others use
             there included. Above 0, at most 1.
         enable_prefix_caching: find full blocks of earlier prompts and answers again by content.
+        kv_cache_dtype: of the keys and values in the pool. auto is the model's dtype. fp8 (that is
+            fp8_e4m3) and fp8_e5m2 take one byte for each number, so that twice as many tokens fit
+            as with 16 bits: of each layer and KV head they hold real / scale, with the scales of
+            the checkpoint, or, where it has none, measured when the engine starts.
         watermark: fraction of the pool kept free when a request is admitted, so that running ones
             can grow. In [0, 1).
         swap_space: GiB of CPU memory that preempted requests' blocks may be moved to. 0: none, so
@@ -50,6 +55,7 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
+    kv_cache_dtype: str = "auto"
     watermark: float = 0.01
     swap_space: float = 0.0
     enable_kv_offloading: bool = False
@@ -65,6 +71,11 @@ class CacheConfig:
         if self.kv_cache_memory_bytes is not None:
             _check_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         _check_bool("enable_prefix_caching", self.enable_prefix_caching)
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ValueError(
+                f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, "
+                f"got {self.kv_cache_dtype!r}"
+            )
         for name in ("gpu_memory_utilization", "watermark", "swap_space"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -150,8 +161,8 @@ class EngineConfig:
         model: the alias `smollm2`, a directory of safetensors, or a .gguf file.
         device: where the model runs: cpu, cuda (the current GPU) or cuda:N; auto takes a GPU where
             there is one and pagedkv's CUDA library is built.
-        dtype: of weights, activations and cache; auto takes the checkpoint's, float32 if it names
-            none.
+        dtype: of weights and activations, and of the cache unless kv_cache_dtype says otherwise;
+            auto takes the checkpoint's, float32 if it names none.
         load_format: auto reads the weights; dummy fills them with small random numbers, the same
             each time, and needs nothing of a model but its config.json: for measurements.
         max_model_len: most tokens of a prompt and its answer. None: what the model allows.

@@ -1,11 +1,11 @@
-"""Owner of the K/V memory: one allocation, the per-layer views that models write to, and how many
-blocks fit. Which block belongs to whom is the block manager's business; what a GPU has room for is
-measured by the engine.
+"""Owner of the K/V memory: one allocation, the per-layer views that models write to, the scales of
+what is stored in 8 bits, and how many blocks fit. Which block belongs to whom is the block
+manager's business; what a GPU has room for is measured by the engine.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,6 +13,11 @@ from pagedkv import ops
 from pagedkv.config import CacheConfig
 
 DEFAULT_CPU_BYTES = 2**30
+_FP8 = {
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,17 @@ class CacheShape:
     def bytes_per_token(self) -> int:
         """2 * num_layers * num_kv_heads * head_dim * dtype_size: K and V of every layer."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether what is stored needs scales."""
+        return self.dtype.itemsize == 1
+
+    def stored_as(self, kv_cache_dtype: str) -> CacheShape:
+        """The shape in the pool. kv_cache_dtype: one of config.KV_CACHE_DTYPES."""
+        if kv_cache_dtype == "auto":
+            return self
+        return replace(self, dtype=_FP8[kv_cache_dtype])
 
 
 def num_blocks_for(
@@ -123,8 +139,12 @@ class KVCache:
     (benchmarks/results, gpu-ops). On a CPU both are layer-major: there is no link, and a
     layer's keys share pages.
 
+    scales: fp32 [num_layers, 2, num_kv_heads], stored value * scale = real value of K and of V; of
+    an fp8 cache, None otherwise.
+
     Raises:
-        ValueError: they do not fit in memory; it names the option that sized them.
+        ValueError: they do not fit in memory; it names the option that sized them. Or scales are
+            lacking, of another shape, or given for a cache that has none.
     """
 
     def __init__(
@@ -135,10 +155,19 @@ class KVCache:
         num_cpu_blocks: int = 0,
         *,
         device: torch.device | str = "cpu",
+        scales: torch.Tensor | None = None,
     ) -> None:
+        expected = (shape.num_layers, 2, shape.num_kv_heads) if shape.is_fp8 else None
+        if (None if scales is None else tuple(scales.shape)) != expected:
+            given = None if scales is None else list(scales.shape)
+            raise ValueError(
+                f"a cache of {shape.dtype} has scales of shape {expected and list(expected)}, "
+                f"got {given}"
+            )
         self.num_cpu_blocks = num_cpu_blocks
         self.bytes_per_block = shape.bytes_per_token * block_size
         home = torch.device(device)
+        self.scales = None if scales is None else scales.to(home, torch.float32)
         on_gpu = home.type == "cuda"
 
         def empty(

@@ -56,9 +56,10 @@ def no_evictions() -> NDArray[np.int64]:
 class RunFacts:
     """What a run's scheduler and block manager are made from beside its options.
 
-    num_blocks, num_cpu_blocks: of the pools. bytes_per_token: K and V of all layers. model, dtype,
-    num_layers, num_kv_heads, head_dim: for the reader; nothing is decided by them. window: tokens
-    that every layer sees at most, the newest included; 0: some layer sees all.
+    num_blocks, num_cpu_blocks: of the pools. bytes_per_token: K and V of all layers, as stored.
+    model, dtype (of activations), num_layers, num_kv_heads, head_dim: for the reader; nothing is
+    decided by them. window: tokens that every layer sees at most, the newest included; 0: some
+    layer sees all.
     """
 
     model: str

@@ -8,7 +8,7 @@ right one is known from the context alone.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pagedkv.config import EngineConfig
 from pagedkv.engine import Engine
 from pagedkv.engine.loading import LoadedModel
 from pagedkv.kv_cache import CacheShape
-from pagedkv.models import AttentionMetadata
+from pagedkv.models import AttentionMetadata, LayerCache
 from pagedkv.text import load_tokenizer
 
 EOS = "<|im_end|>"
@@ -50,7 +50,7 @@ class FakeModel:
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
+        kv_caches: Sequence[LayerCache],
         attn_metadata: AttentionMetadata,
     ) -> torch.Tensor:
         self.before_step(input_ids)

@@ -9,7 +9,7 @@ import random
 
 import torch
 
-from pagedkv.models import AttentionMetadata, CausalLM
+from pagedkv.models import AttentionMetadata, CausalLM, LayerCache
 
 POISON_ID = 2**31 - 1
 
@@ -69,7 +69,7 @@ class PagedRun:
         return self.model.forward(
             torch.tensor([one for ids in new.values() for one in ids]),
             torch.tensor(positions),
-            [(layer[0], layer[1]) for layer in self.cache],
+            [LayerCache(layer[0], layer[1]) for layer in self.cache],
             metadata,
         )
 

@@ -34,6 +34,7 @@ def chat(
     num_blocks: options.NumBlocks = None,
     cache_bytes: options.CacheBytes = None,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
+    kv_cache_dtype: options.KvCacheDtype = "auto",
 ) -> None:
     """Talk with a model; earlier turns come from the prefix cache.
 
@@ -61,6 +62,7 @@ def chat(
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=cache_bytes,
         gpu_memory_utilization=gpu_memory_utilization,
+        kv_cache_dtype=kv_cache_dtype,
     )
     conversation = Conversation(engine, params, first)
     is_terminal = sys.stdin.isatty()

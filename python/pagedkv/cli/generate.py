@@ -56,6 +56,7 @@ def generate(
     num_blocks: options.NumBlocks = None,
     cache_bytes: options.CacheBytes = None,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
+    kv_cache_dtype: options.KvCacheDtype = "auto",
 ) -> None:
     """Answer prompts, all in one batch; the text comes as it is made.
 
@@ -84,6 +85,7 @@ def generate(
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=cache_bytes,
         gpu_memory_utilization=gpu_memory_utilization,
+        kv_cache_dtype=kv_cache_dtype,
         swap_space=swap_space,
         enable_kv_offloading=enable_kv_offloading,
         preemption_mode=preemption_mode,

@@ -56,6 +56,14 @@ GpuMemoryUtilization = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+KvCacheDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="auto, fp8, fp8_e4m3 or fp8_e5m2: 8 bits hold twice as many tokens as 16.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 SwapSpace = Annotated[
     float,
     typer.Option(

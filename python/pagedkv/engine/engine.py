@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pagedkv.block_manager import PrefixGrouper, Snapshot, Statistics, prefix_costs
 from pagedkv.config import EngineConfig
 from pagedkv.engine.input_builder import InputBuilder
+from pagedkv.engine.kv_scales import scales_for
 from pagedkv.engine.loading import LoadedModel, load
 from pagedkv.engine.model_runner import ModelRunner
 from pagedkv.engine.observer import NoObserver, RunObserver
@@ -21,7 +22,7 @@ from pagedkv.engine.output_processor import OutputProcessor
 from pagedkv.engine.pool_size import free_bytes, log_pool
 from pagedkv.engine.requests import Prompt, RequestBuilder
 from pagedkv.engine.step_loop import StepLoop
-from pagedkv.kv_cache import KVCache, num_blocks_for, num_cpu_blocks_for
+from pagedkv.kv_cache import CacheShape, KVCache, num_blocks_for, num_cpu_blocks_for
 from pagedkv.records import (
     Explanation,
     RequestOutput,
@@ -72,7 +73,9 @@ class Engine:
         is_pipelined = config.async_scheduling
         if is_pipelined is None:
             is_pipelined = loaded.device.type == "cuda"
-        shape, max_num_seqs = loaded.cache_shape, config.scheduler.max_num_seqs
+        shape = loaded.cache_shape.stored_as(config.cache.kv_cache_dtype)
+        max_num_seqs = config.scheduler.max_num_seqs
+        scales = scales_for(loaded, shape)
         num_blocks = num_blocks_for(
             config.cache,
             shape,
@@ -86,10 +89,11 @@ class Engine:
             config.cache.block_size,
             num_cpu_blocks_for(config.cache, shape),
             device=loaded.device,
+            scales=scales,
         )
         self._facts = RunFacts(
             model=config.model,
-            dtype=str(shape.dtype).removeprefix("torch."),
+            dtype=str(loaded.cache_shape.dtype).removeprefix("torch."),
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
@@ -110,7 +114,7 @@ class Engine:
                 config.scheduler,
                 max_model_len=loaded.max_model_len,
                 device=loaded.device,
-                grouper=_prefix_grouper(loaded, config.cache.block_size),
+                grouper=_prefix_grouper(loaded, shape, config.cache.block_size),
             ),
             max_num_seqs=max_num_seqs,
             vocab_size=loaded.sampled_vocab_size,
@@ -340,11 +344,12 @@ class Engine:
         self._scheduler.check_invariants()
 
 
-def _prefix_grouper(loaded: LoadedModel, block_size: int) -> PrefixGrouper | None:
+def _prefix_grouper(
+    loaded: LoadedModel, shape: CacheShape, block_size: int
+) -> PrefixGrouper | None:
     """By what sharing costs on a GPU. On a CPU every sequence reads its prefix itself."""
     if loaded.device.type == "cpu":
         return None
-    shape = loaded.cache_shape
     costs: dict[str, Any] = {}  # numbers, of which seqs_per_tile is a whole one
     costs |= prefix_costs(
         loaded.num_heads,

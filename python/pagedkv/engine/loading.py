@@ -29,7 +29,9 @@ class LoadedModel:
     vocab_size: rows of the embedding, which bounds the ids of a prompt. sampled_vocab_size: ids
     that may be generated; smaller where the embedding is padded beyond the tokenizer's vocabulary.
     window: tokens that every layer sees at most, the newest included; 0: some layer sees all.
-    num_heads: of queries. device: where the model's tensors are, and all that it works on.
+    num_heads: of queries. cache_shape: of K and V as the model computes them. kv_scales: fp32
+    [num_layers, 2, num_kv_heads], the checkpoint's scales of an fp8 cache, if it has any. device:
+    where the model's tensors are, and all that it works on.
     """
 
     model: Model
@@ -41,6 +43,7 @@ class LoadedModel:
     max_model_len: int
     window: int = 0
     num_heads: int = 1
+    kv_scales: torch.Tensor | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
@@ -106,6 +109,7 @@ def describe(
         max_model_len=max_model_len or shape.max_position_embeddings,
         window=shape.window,
         num_heads=shape.num_heads,
+        kv_scales=model.kv_scales,
         device=device,
     )
 

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from pagedkv.engine.decode_graphs import DecodeGraphs
 from pagedkv.engine.input_builder import InputBuilder, StepTensors
+from pagedkv.engine.layer_caches import layer_caches
 from pagedkv.engine.rate_meter import RateMeter
 from pagedkv.engine.stopwatch import Span, Stopwatch
 from pagedkv.kv_cache import KVCache
-from pagedkv.models import AttentionMetadata
+from pagedkv.models import AttentionMetadata, LayerCache
 from pagedkv.records import PENDING, Candidates, ScheduledStep, empty_step
 from pagedkv.sampling import (
     Kinds,
@@ -77,7 +78,7 @@ class Model(Protocol):
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
+        kv_caches: Sequence[LayerCache],
         attn_metadata: AttentionMetadata,
     ) -> torch.Tensor: ...
 
@@ -101,6 +102,7 @@ class ModelRunner:
         """enforce_eager: without CUDA graphs; as always on a CPU."""
         self._model = model
         self._kv_cache = kv_cache
+        self._layers = layer_caches(kv_cache)
         self._inputs = inputs
         self._params = SlotParams(max_num_seqs)
         self._rules: list[LogitRules | None] = [None] * max_num_seqs  # by slot
@@ -220,7 +222,7 @@ class ModelRunner:
         if tensors.has_pending:
             input_ids = self._latest[tensors.token_slots].where(input_ids == PENDING, input_ids)
         return self._model.forward(
-            input_ids, tensors.positions, self._kv_cache.layers, tensors.attn_metadata
+            input_ids, tensors.positions, self._layers, tensors.attn_metadata
         )
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:

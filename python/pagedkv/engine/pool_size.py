@@ -10,6 +10,7 @@ import torch
 
 from pagedkv.config import EngineConfig
 from pagedkv.engine.device import bytes_left
+from pagedkv.engine.layer_caches import layer_caches
 from pagedkv.engine.loading import LoadedModel
 from pagedkv.kv_cache import KVCache
 from pagedkv.models import AttentionMetadata
@@ -56,7 +57,9 @@ def run_largest_step(loaded: LoadedModel, config: EngineConfig) -> None:
     """
     num_tokens, num_seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     device, block_size = loaded.device, config.cache.block_size
-    cache = KVCache(loaded.cache_shape, 1, block_size, device=device)
+    shape = loaded.cache_shape.stored_as(config.cache.kv_cache_dtype)
+    scales = torch.ones(shape.num_layers, 2, shape.num_kv_heads) if shape.is_fp8 else None
+    cache = KVCache(shape, 1, block_size, device=device, scales=scales)
     cache.tensor.zero_()
     length = min(num_tokens, loaded.max_model_len)
     starts = [*range(0, num_tokens, length), num_tokens]
@@ -64,7 +67,7 @@ def run_largest_step(loaded: LoadedModel, config: EngineConfig) -> None:
     hidden = loaded.model.forward(
         torch.zeros(num_tokens, dtype=torch.int64, device=device),
         torch.zeros(num_tokens, dtype=torch.int64, device=device),
-        cache.layers,
+        layer_caches(cache),
         AttentionMetadata(
             block_tables=torch.zeros(
                 lens.numel(), -(-length // block_size), dtype=torch.int32, device=device

@@ -6,7 +6,15 @@ pagedkv.weights.
 
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.loading import load_model, random_model
-from pagedkv.models.metadata import AttentionMetadata
+from pagedkv.models.metadata import AttentionMetadata, LayerCache
 from pagedkv.models.registry import FAMILIES, CausalLM
 
-__all__ = ["FAMILIES", "AttentionMetadata", "CausalLM", "ModelConfig", "load_model", "random_model"]
+__all__ = [
+    "FAMILIES",
+    "AttentionMetadata",
+    "CausalLM",
+    "LayerCache",
+    "ModelConfig",
+    "load_model",
+    "random_model",
+]

@@ -11,7 +11,7 @@ import torch
 from pagedkv import ops
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.layers import RMSNorm, projection
-from pagedkv.models.metadata import AttentionMetadata
+from pagedkv.models.metadata import AttentionMetadata, LayerCache
 from pagedkv.models.parameters import Parameters, Piece, Split, fused
 
 
@@ -87,7 +87,7 @@ class Attention:
         self,
         x: torch.Tensor,
         positions: torch.Tensor,
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: LayerCache,
         attn_metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape. Mutates kv_cache: this step's slots."""
@@ -97,13 +97,24 @@ class Attention:
         query, key, value = torch.split(qkv.view(self._shape), self._heads, 1)
         if self._norms is not None:
             query, key = _normed(self._norms[0], query), _normed(self._norms[1], key)
-        key_cache, value_cache = kv_cache
+        key_cache, value_cache, k_scale, v_scale = kv_cache
         slots = attn_metadata.slot_mapping
         if self._table is None:
-            ops.reshape_and_cache(key, value, key_cache, value_cache, slots)
+            ops.reshape_and_cache(
+                key, value, key_cache, value_cache, slots, k_scale=k_scale, v_scale=v_scale
+            )
         else:
             ops.fused_rotary_reshape_and_cache(
-                positions, query, key, value, self._table, key_cache, value_cache, slots
+                positions,
+                query,
+                key,
+                value,
+                self._table,
+                key_cache,
+                value_cache,
+                slots,
+                k_scale=k_scale,
+                v_scale=v_scale,
             )
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         ops.paged_attention(
@@ -120,6 +131,8 @@ class Attention:
             window=self._window,
             alibi_slopes=self._alibi_slopes,
             soft_cap=self._soft_cap,
+            k_scale=k_scale,
+            v_scale=v_scale,
             prefix_groups=attn_metadata.prefix_groups,
         )
         return self._output(out.flatten(1))

@@ -15,7 +15,7 @@ from pagedkv.models.attention import Attention, AttentionWeights
 from pagedkv.models.config import ConfigReader, ModelConfig
 from pagedkv.models.layers import Embedding, GatedMLP, OutputHead, RMSNorm
 from pagedkv.models.llama import read_decoder
-from pagedkv.models.metadata import AttentionMetadata
+from pagedkv.models.metadata import AttentionMetadata, LayerCache
 from pagedkv.models.parameters import Parameters
 from pagedkv.models.residual import ResidualDecoder
 from pagedkv.models.rope import cos_sin_table, read_rope
@@ -153,7 +153,7 @@ class GemmaLayer:
         x: torch.Tensor,
         residual: torch.Tensor,
         positions: torch.Tensor,
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: LayerCache,
         attn_metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """Takes the normed x and the sum so far; returns what is to be added to it next."""

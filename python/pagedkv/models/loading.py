@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from pagedkv.models.config import ModelConfig
+from pagedkv.models.kv_scales import KVScaleReader
 from pagedkv.models.parameters import Parameter, Parameters
 from pagedkv.models.registry import CausalLM, family_of
 
@@ -43,8 +44,8 @@ def load_model(
             the kinds dynamic and longrope depends on it.
 
     Raises:
-        ValueError: an unsupported architecture, dtype or length; or tensors that are missing, not
-            known, or of another shape, all of them named.
+        ValueError: an unsupported architecture, dtype or length; tensors that are missing, not
+            known, or of another shape, all of them named; or wrong scales of an fp8 cache.
     """
     model, parameters = _build(config, dtype, torch.device(device), max_model_len)
     _load(model, parameters, tensors)
@@ -103,6 +104,7 @@ def _load(
     model: CausalLM, parameters: Parameters, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> None:
     unexpected, wrong = [], []
+    scales = KVScaleReader(model.config)
     tied: list[tuple[str, torch.Tensor, Parameter]] = []
     for stored_name, tensor in tensors:
         full_name = model.base_prefix + stored_name
@@ -115,7 +117,7 @@ def _load(
                 wrong.append((name, str(error)))
         elif name in model.tied:
             tied.append((name, tensor, model.tied[name]))
-        elif not model.derived.fullmatch(name):
+        elif not (scales.take(name, tensor) or model.derived.fullmatch(name)):
             unexpected.append(name)
     refused = {name for name, _ in wrong}
     missing = [name for name in parameters.missing if name not in refused]
@@ -132,6 +134,7 @@ def _load(
         raise ValueError(
             f"the checkpoint does not fit {model.config.architecture}: {'; '.join(problems)}"
         )
+    model.kv_scales = scales.scales()
     for name, tensor, parameter in tied:
         _compare_tied(name, tensor, parameter)
 

@@ -1,10 +1,25 @@
-"""AttentionMetadata: where one step's tokens stand in their sequences and in the cache."""
+"""AttentionMetadata: where one step's tokens stand in their sequences and in the cache. LayerCache:
+what of the cache belongs to one layer.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+
+
+class LayerCache(NamedTuple):
+    """key, value: [num_blocks, num_kv_heads, block_size, head_dim], of the activations' dtype or
+    fp8. k_scale, v_scale: [1] or [num_kv_heads] fp32, stored value * scale = real value; of an fp8
+    cache, and only there.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,6 +5,7 @@ gate: gpt2.py and mpt.py read their configurations and say what their tensors ar
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from pagedkv.models.attention import Attention
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.layers import MLP, Embedding, LayerNorm, OutputHead
-from pagedkv.models.metadata import AttentionMetadata
+from pagedkv.models.metadata import AttentionMetadata, LayerCache
 
 
 class PlainLayer(NamedTuple):
@@ -27,7 +28,7 @@ class PlainLayer(NamedTuple):
         self,
         x: torch.Tensor,
         positions: torch.Tensor,
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: LayerCache,
         attn_metadata: AttentionMetadata,
     ) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), positions, kv_cache, attn_metadata)
@@ -55,6 +56,7 @@ class PlainDecoder:
         self.derived = derived
         self.base_prefix = base_prefix
         self.tied = head.tied
+        self.kv_scales: torch.Tensor | None = None
         self._embedding = embedding
         self._positions = positions
         self._layers = layers
@@ -66,7 +68,7 @@ class PlainDecoder:
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
+        kv_caches: Sequence[LayerCache],
         attn_metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size] of one step; arguments as ResidualDecoder's."""

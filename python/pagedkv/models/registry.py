@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,25 +11,27 @@ import torch
 
 from pagedkv.models import gemma, gpt2, llama, mpt, sliding
 from pagedkv.models.config import ModelConfig
-from pagedkv.models.metadata import AttentionMetadata
+from pagedkv.models.metadata import AttentionMetadata, LayerCache
 from pagedkv.models.parameters import Parameter, Parameters
 
 
 class CausalLM(Protocol):
     """What every model offers. derived: checkpoint tensors to skip, as the model computes them;
     tied: checkpoint tensors that stand for a parameter loaded under another name; base_prefix: what
-    names of some checkpoints lack."""
+    names of some checkpoints lack. kv_scales: fp32 [num_layers, 2, num_kv_heads], the checkpoint's
+    scales of an fp8 cache; None: it has none."""
 
     config: ModelConfig
     derived: re.Pattern[str]
     base_prefix: str
     tied: dict[str, Parameter]
+    kv_scales: torch.Tensor | None
 
     def forward(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
+        kv_caches: Sequence[LayerCache],
         attn_metadata: AttentionMetadata,
     ) -> torch.Tensor: ...
 
@@ -66,11 +68,7 @@ def family_of(config: Mapping[str, object]) -> Family:
     Raises:
         ValueError: it names none that is supported; the message lists those that are.
     """
-    if config.get("quantization_config") is not None:
-        raise ValueError(
-            "config: quantization_config is given, but quantised safetensors are not supported; "
-            "plain weights and GGUF files are"
-        )
+    _check_quantization(config.get("quantization_config"))
     names = config.get("architectures")
     if names is None:
         for family in FAMILIES:
@@ -85,3 +83,23 @@ def family_of(config: Mapping[str, object]) -> Family:
         named = f"architecture {', '.join(map(str, listed)) or 'without a name'}"
     supported = ", ".join(family.architecture for family in FAMILIES)
     raise ValueError(f"config: the {named} is not supported; supported are {supported}")
+
+
+def _check_quantization(quantization: object) -> None:
+    """Weights must be plain. What is said of the cache alone is no hindrance: its scales are
+    tensors of the checkpoint, and used or left by the option kv_cache_dtype.
+    """
+    if quantization is None:
+        return
+    stated: dict[str, object] = quantization if isinstance(quantization, dict) else {}
+    scheme = stated.get("kv_cache_scheme")
+    if not isinstance(scheme, dict) or stated.get("config_groups"):
+        raise ValueError(
+            "config: quantization_config is given, but quantised safetensors are not supported; "
+            "plain weights and GGUF files are"
+        )
+    if (scheme.get("type"), scheme.get("num_bits")) != ("float", 8):
+        raise ValueError(
+            f"config: kv_cache_scheme has type {scheme.get('type')!r} and num_bits "
+            f"{scheme.get('num_bits')!r}; supported are 'float' and 8"
+        )

@@ -12,7 +12,7 @@ import torch
 
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.layers import Embedding, OutputHead, RMSNorm
-from pagedkv.models.metadata import AttentionMetadata
+from pagedkv.models.metadata import AttentionMetadata, LayerCache
 
 
 class ResidualLayer(Protocol):
@@ -25,7 +25,7 @@ class ResidualLayer(Protocol):
         x: torch.Tensor,
         residual: torch.Tensor,
         positions: torch.Tensor,
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: LayerCache,
         attn_metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """Takes the normed x and the sum so far; returns what is to be added to it next."""
@@ -52,6 +52,7 @@ class ResidualDecoder:
         self.derived = derived
         self.base_prefix = ""
         self.tied = head.tied
+        self.kv_scales: torch.Tensor | None = None
         self._embedding = embedding
         self._scale = scale
         self._layers = layers
@@ -64,14 +65,14 @@ class ResidualDecoder:
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
+        kv_caches: Sequence[LayerCache],
         attn_metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size] of one step.
 
         Args:
             input_ids, positions: int64 [num_tokens].
-            kv_caches: (key_cache, value_cache) of each layer.
+            kv_caches: of each layer.
 
         Mutates:
             kv_caches: the slots of this step's tokens.
