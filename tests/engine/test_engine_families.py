@@ -21,7 +21,7 @@ from pagedkv.models import load_model
 from pagedkv.sampling_params import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
-from tiny_families import FAMILIES, tiny_family
+from tiny_families import IN_ENGINES, tiny_family
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 BEGINNING = [(7 * i + i * i) % 97 for i in range(26)]
@@ -44,7 +44,7 @@ PRESSURES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=IN_ENGINES)
 def loaded_and_reference(request: pytest.FixtureRequest) -> Iterator[tuple[LoadedModel, Any]]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from pagedkv import LLM
-from pagedkv.engine.loading import named_eos, resolve_dtype
+from pagedkv.engine.loading import describe, named_eos, resolve_dtype
+from pagedkv.models import random_model
 
 
 @pytest.mark.parametrize(
@@ -52,9 +53,18 @@ def test_generation_config_may_name_one_end_token_several_or_none() -> None:
     assert named_eos({"eos_token_id": None}) == frozenset()
     assert named_eos({"eos_token_id": 7}) == {7}
     assert named_eos({"eos_token_id": [0, 9]}) == {0, 9}
-    for junk in ("7", [1, None], -1, True, 1.5):
-        with pytest.raises(ValueError, match="eos_token_id must be ids of tokens"):
+    for junk in ("7", [1, None], -1, True, 1.5, list(range(257))):
+        with pytest.raises(ValueError, match="eos_token_id must be at most 256 ids of tokens, got"):
             named_eos({"eos_token_id": junk})
+
+
+def test_end_tokens_that_the_model_does_not_have_end_nothing() -> None:
+    shape = {"vocab_size": 97, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = {"architectures": ["LlamaForCausalLM"], **shape, "num_attention_heads": 2}
+    model = random_model(config, dtype=torch.float32, device="cpu")
+    named = frozenset([5, 96, 97, 2**70])
+    loaded = describe(model, torch.float32, torch.device("cpu"), eos_token_ids=named)
+    assert loaded.eos_token_ids == {5, 96}
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin", None])

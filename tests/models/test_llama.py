@@ -1,4 +1,6 @@
-"""Llama against transformers: logits of tiny random models that it saved, through paged blocks."""
+"""Llama's variants and rotary scalings against transformers: logits of tiny random models that it
+saved, through paged blocks. What all architectures must do: test_families.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_run import PagedRun, cosine, greedy
+from paged_run import PagedRun, cosine
 from tiny_llama import reference_logits, saved, tiny_llama
 from transformers import LlamaForCausalLM
 
@@ -119,34 +121,6 @@ def test_prefill_chunks_and_decodes_share_a_step_without_touching_each_other(
     for begin, end, seq, until in ((0, 1, 0, 30), (1, 12, 2, 11), (12, 15, 1, 3)):
         expected = reference_logits(reference, texts[seq][:until])[-(end - begin) :]
         torch.testing.assert_close(logits[begin:end], expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("variant", ["plain", "attention bias", "head_dim of its own"])
-def test_greedy_text_equals_that_of_transformers_for_64_tokens(
-    tmp_path: Path, variant: str
-) -> None:
-    reference = tiny_llama(max_position_embeddings=128, **CASES[variant])
-    prompts = [ids_of(length, length) for length in (1, 5, 17)]
-    run = PagedRun(load(saved(reference, tmp_path)), num_seqs=3, max_len=96)
-    for prompt, found in zip(prompts, greedy(run, prompts, 64), strict=True):
-        assert (
-            found
-            == reference_logits(reference, prompt + found)[len(prompt) - 1 : -1].argmax(-1).tolist()
-        )
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_as_close_to_fp32_as_transformers_is(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
-    reference = tiny_llama(attention_bias=True)
-    model = load(saved(reference, tmp_path), dtype=dtype)
-    ids = ids_of(40)
-    exact = reference_logits(reference, ids)
-    theirs = reference_logits(reference.to(dtype), ids).float()
-    ours = PagedRun(model, num_seqs=1, max_len=40, dtype=dtype).logits(0, ids, [33, 7]).float()
-    assert ours.isfinite().all()
-    assert (ours - exact).norm() < 2 * (theirs - exact).norm()
 
 
 def test_padding_writes_nothing_and_changes_nothing(tmp_path: Path) -> None:

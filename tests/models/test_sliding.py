@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from paged_run import PagedRun, cosine, greedy
+from paged_run import PagedRun, cosine
 from tiny_llama import reference_logits, saved
 from tiny_mistral import tiny_mistral, tiny_qwen2
 
@@ -67,18 +67,6 @@ def test_logits_equal_those_of_transformers(name: str, chunks: list[int], tmp_pa
     logits = paged(reference, tmp_path).logits(1, ids, chunks)
     assert cosine(logits, expected) > 0.9999
     torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
-
-
-def test_greedy_text_beyond_the_window_equals_that_of_transformers_for_64_tokens(
-    tmp_path: Path,
-) -> None:
-    reference = tiny_mistral(sliding_window=11, max_position_embeddings=128)
-    prompts = [ids_of(length, length) for length in (1, 13, 30)]
-    run = paged(reference, tmp_path)
-    assert run.model.config.window == 11
-    for prompt, found in zip(prompts, greedy(run, prompts, 64), strict=True):
-        logits = reference_logits(reference, prompt + found)
-        assert found == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
 def windows(config: dict[str, object]) -> tuple[int, ...]:

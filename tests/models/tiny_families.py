@@ -35,6 +35,34 @@ GPT2 = {
     "eos_token_id": None,
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    # All seven projections have biases.
+    "llama": ("Llama", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "llama, scaled": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "smollm": (
+        "Llama",
+        {
+            "hidden_size": 36,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mistral": ("Mistral", {"head_dim": 16, "sliding_window": 9}),
+    "mistral, no window": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2, windows": ("Qwen2", WINDOWS),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen3, biases, tied": (
         "Qwen3",
@@ -110,16 +138,34 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def tiny_family(name: str, seed: int = 0, **changes: Any) -> Any:
-    """A model whose every tensor matters: biases and norms are random too, and not small."""
+# One of each architecture, and what a window changes: what the engine is run on.
+IN_ENGINES = [name for name in FAMILIES if "," not in name or name.endswith(("window", "windows"))]
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """The config.json that transformers would save."""
+    made = _config(name)
+    architecture = FAMILIES[name][0]
+    found: dict[str, Any] = made.to_dict() | {
+        "architectures": [MODEL_CLASSES.get(architecture, f"{architecture}ForCausalLM")]
+    }
+    return found
+
+
+def _config(name: str, **changes: Any) -> Any:
     architecture, options = FAMILIES[name]
-    torch.manual_seed(seed)
     sizes = {} if architecture in ("GPT2", "Mpt") else SIZES  # they have names of their own
     shared = {"vocab_size": 97, "initializer_range": 0.2, "use_cache": False}
     config_class = getattr(transformers, CONFIG_CLASSES.get(architecture, f"{architecture}Config"))
+    return config_class(**{**shared, **sizes, **options, **changes})
+
+
+def tiny_family(name: str, seed: int = 0, **changes: Any) -> Any:
+    """A model whose every tensor matters: biases and norms are random too, and not small."""
+    architecture = FAMILIES[name][0]
+    torch.manual_seed(seed)
     model_class = MODEL_CLASSES.get(architecture, f"{architecture}ForCausalLM")
-    config = config_class(**{**shared, **sizes, **options, **changes})
-    model = getattr(transformers, model_class)(config).eval()
+    model = getattr(transformers, model_class)(_config(name, **changes)).eval()
     with torch.no_grad():
         for tensor_name, parameter in model.named_parameters():
             if tensor_name.endswith("bias"):

@@ -206,6 +206,8 @@ SAFETENSORS_CASES: dict[str, bytes] = {
     "negative shape": header({"a": entry(shape=(-2,))}),
     "unknown dtype": header({"a": entry(dtype="F33")}),
     "dtype not text": header({"a": entry(dtype=4)}),
+    # The library itself would take the last.
+    "tensor twice": header({"a": entry(), "b": entry("I32")}).replace(b'"b"', b'"a"'),
     "no dtype": header({"a": {"shape": [2], "data_offsets": [0, 8]}}),
 }
 

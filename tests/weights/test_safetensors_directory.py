@@ -124,6 +124,14 @@ def test_a_shard_is_a_plain_name(sharded: Path, shard: object) -> None:
         open_checkpoint(sharded)
 
 
+def test_an_index_that_gives_a_tensor_to_two_files_is_refused(sharded: Path) -> None:
+    index = (sharded / INDEX).read_text()
+    last = list(SHARDS)[1]
+    (sharded / INDEX).write_text(index.replace('"t0":', f'"t0": "{last}", "t0":'))
+    with pytest.raises(ValueError, match="is not valid JSON: the name 't0' appears twice"):
+        open_checkpoint(sharded)
+
+
 @pytest.mark.parametrize("weight_map", [{}, [], None, "model.safetensors"])
 def test_an_index_without_a_map_is_refused(sharded: Path, weight_map: object) -> None:
     write_index(sharded, weight_map)
@@ -138,6 +146,8 @@ def test_an_index_without_a_map_is_refused(sharded: Path, weight_map: object) ->
         (b"\xff\xfe", "is not valid JSON"),
         (b"[" * 200_000, "is not valid JSON"),
         (b'{"x": ' + b"1" * 5000 + b"}", "is not valid JSON: Exceeds the limit"),
+        (b'{"a": 1, "b": [{"c": 1, "c": 1}]}', "is not valid JSON: the name 'c' appears twice"),
+        (b'{"weight_map": {}, "weight_map": {}}', "is not valid JSON: the name 'weight_map' app"),
         (b"[1]", "holds a list, not an object"),
         (b'"x"', "holds a str, not an object"),
     ],

@@ -19,6 +19,7 @@ from pagedkv.weights import open_checkpoint, read_json
 
 logger = logging.getLogger(__name__)
 
+_MAX_EOS_IDS = 256  # of each running sequence they are a row in one array
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -102,7 +103,8 @@ def describe(
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        eos_token_ids=eos_token_ids,
+        # Ids that the model does not have cannot be generated.
+        eos_token_ids=frozenset(one for one in eos_token_ids if one < shape.vocab_size),
         cache_shape=CacheShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype),
         vocab_size=shape.vocab_size,
         sampled_vocab_size=min(shape.vocab_size, num_sampled),
@@ -129,7 +131,7 @@ def resolve_dtype(option: str, checkpoint_config: Mapping[str, object]) -> torch
     name = str(named).removeprefix("torch.")
     if name not in _DTYPES:
         raise ValueError(
-            f"the checkpoint's dtype is {named!r}; supported are {', '.join(_DTYPES)}: "
+            f"the checkpoint's dtype is {named!r:.200}; supported are {', '.join(_DTYPES)}: "
             "choose one of them with the option dtype"
         )
     return _DTYPES[name]
@@ -143,6 +145,9 @@ def named_eos(generation_config: Mapping[str, object]) -> frozenset[int]:
     """
     named = generation_config.get("eos_token_id")
     ids = [] if named is None else named if isinstance(named, list) else [named]
-    if not all(type(one) is int and one >= 0 for one in ids):
-        raise ValueError(f"generation_config: eos_token_id must be ids of tokens, got {named!r}")
+    if not all(type(one) is int and one >= 0 for one in ids) or len(ids) > _MAX_EOS_IDS:
+        raise ValueError(
+            f"generation_config: eos_token_id must be at most {_MAX_EOS_IDS} ids of tokens, got "
+            f"{named!r:.200}"
+        )
     return frozenset(ids)

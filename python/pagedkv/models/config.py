@@ -12,9 +12,11 @@ from pagedkv.models.rope import RopeConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 LAYER_TYPES = ("full_attention", "sliding_attention")
-# Far above any real model; keeps a corrupt file from becoming a huge loop or allocation.
+# Far above any real model; keep a corrupt file from becoming a huge loop or allocation.
 _MAX_SIZE = 2**31 - 1
 _MAX_LAYERS = 4096
+_MAX_HEADS = 2**16
+_MAX_HEAD_DIM = 256  # of the attention ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,11 @@ class ModelConfig:
                 f"num_attention_heads is {self.num_heads}, not a multiple of "
                 f"num_key_value_heads, which is {self.num_kv_heads}"
             )
-        if self.num_layers > _MAX_LAYERS:
-            raise ValueError(f"num_hidden_layers is {self.num_layers}, more than {_MAX_LAYERS}")
+        if self.head_dim > _MAX_HEAD_DIM:
+            raise ValueError(
+                f"head_dim is {self.head_dim}; heads of more than {_MAX_HEAD_DIM} elements are not "
+                "supported"
+            )
 
     @property
     def window(self) -> int:
@@ -102,17 +107,23 @@ class ConfigReader:
 
     values: Mapping[str, object]
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1 up."""
+    def layers(self, key: str, default: int | None = None) -> int:
+        """How many layers there are."""
+        return self.size(key, default, _MAX_LAYERS)
+
+    def heads(self, key: str, default: int | None = None) -> int:
+        """How many heads there are."""
+        return self.size(key, default, _MAX_HEADS)
+
+    def size(self, key: str, default: int | None = None, most: int = _MAX_SIZE) -> int:
+        """A whole number from 1 to most."""
         value = self.values.get(key)
         if value is None:
             value = default
         if value is None:
             raise ValueError(f"config: {key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_SIZE:
-            raise ValueError(
-                f"config: {key} is {value!r}, not a whole number from 1 to {_MAX_SIZE}"
-            )
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ValueError(f"config: {key} is {value!r:.99}, not a whole number from 1 to {most}")
         return value
 
     def positive(self, key: str, default: float) -> float:
@@ -120,7 +131,7 @@ class ConfigReader:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise ValueError(f"config: {key} is {value!r}, not a positive number")
+            raise ValueError(f"config: {key} is {value!r:.200}, not a positive number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -128,7 +139,7 @@ class ConfigReader:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise ValueError(f"config: {key} is {value!r}, neither true nor false")
+            raise ValueError(f"config: {key} is {value!r:.200}, neither true nor false")
         return value
 
     def activation(self, key: str, allowed: tuple[str, ...] = ACTIVATIONS) -> str:
@@ -137,7 +148,7 @@ class ConfigReader:
         if value is None:
             return allowed[0]
         if value not in allowed:
-            raise ValueError(f"config: {key} is {value!r}; supported are {', '.join(allowed)}")
+            raise ValueError(f"config: {key} is {value!r:.200}; supported are {', '.join(allowed)}")
         return str(value)
 
     def layer_types(self, num_layers: int) -> list[str] | None:
@@ -146,11 +157,13 @@ class ConfigReader:
         if given is None:
             return None
         if not isinstance(given, list) or len(given) != num_layers:
-            raise ValueError(f"config: layer_types is {given!r}, not a list of {num_layers} kinds")
+            raise ValueError(
+                f"config: layer_types is {given!r:.200}, not a list of {num_layers} kinds"
+            )
         for kind in given:
             if kind not in kinds:
                 raise ValueError(
-                    f"config: layer_types has {kind!r}; supported are {', '.join(kinds)}"
+                    f"config: layer_types has {kind!r:.200}; supported are {', '.join(kinds)}"
                 )
         return given
 
@@ -158,4 +171,4 @@ class ConfigReader:
         """Raise unless the value of key is absent or allowed."""
         value = self.values.get(key)
         if value is not None and value not in allowed:
-            raise ValueError(f"config: {key} is {value!r}, {why}")
+            raise ValueError(f"config: {key} is {value!r:.200}, {why}")

@@ -70,7 +70,7 @@ def _ropes(values: Mapping[str, object]) -> tuple[dict[str, object], dict[str, o
         theta, local_theta = None, None
         full, local = both.get("full_attention") or _PLAIN, both.get("sliding_attention") or _PLAIN
     else:
-        raise ValueError(f"config: rope_parameters is {both!r}, not an object")
+        raise ValueError(f"config: rope_parameters is {both!r:.200}, not an object")
     return (
         {**bare, "rope_theta": 1e6 if theta is None else theta, "rope_parameters": full},
         {
@@ -88,7 +88,7 @@ def _read(
     values = {**_DEFAULTS, **values}
     read = ConfigReader(values)
     read.refuse("use_bidirectional_attention", (False,), "which is not supported")
-    num_layers, window = read.size("num_hidden_layers"), read.size("sliding_window", 4096)
+    num_layers, window = read.layers("num_hidden_layers"), read.size("sliding_window", 4096)
     kinds = read.layer_types(num_layers)
     if kinds is None:
         kinds = [

@@ -24,12 +24,12 @@ def read_config(values: Mapping[str, object]) -> ModelConfig:
     read.refuse("scale_attn_weights", (True,), "but only scaled attention is supported")
     for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         read.refuse(key, (False,), "which is not supported")
-    hidden_size, num_heads = read.size("n_embd", 768), read.size("n_head", 12)
+    hidden_size, num_heads = read.size("n_embd", 768), read.heads("n_head", 12)
     if hidden_size % num_heads:
         raise ValueError(
             f"config: n_embd is {hidden_size}, not a multiple of n_head, which is {num_heads}"
         )
-    num_layers = read.size("n_layer", 12)
+    num_layers = read.layers("n_layer", 12)
     return ModelConfig(
         architecture="GPT2LMHeadModel",
         num_layers=num_layers,

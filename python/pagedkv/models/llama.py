@@ -55,7 +55,7 @@ def read_decoder(
             partial_rotary: only the beginning of each head may be rotated.
     """
     read = ConfigReader(values)
-    hidden_size, num_heads = read.size("hidden_size"), read.size("num_attention_heads")
+    hidden_size, num_heads = read.size("hidden_size"), read.heads("num_attention_heads")
     if head_dim is None and values.get("head_dim") is None and hidden_size % num_heads:
         raise ValueError(
             f"config: hidden_size is {hidden_size}, not a multiple of num_attention_heads, "
@@ -63,7 +63,7 @@ def read_decoder(
         )
     head_dim = read.size("head_dim", head_dim or hidden_size // num_heads or 1)
     max_len = read.size("max_position_embeddings", max_len)
-    num_layers = read.size("num_hidden_layers")
+    num_layers = read.layers("num_hidden_layers")
     rope = read_rope(values, head_dim=head_dim, max_len=max_len)
     if rope.rotary_dim != head_dim and not partial_rotary:
         raise ValueError(
@@ -76,7 +76,7 @@ def read_decoder(
         hidden_size=hidden_size,
         intermediate_size=read.size("intermediate_size"),
         num_heads=num_heads,
-        num_kv_heads=read.size("num_key_value_heads", num_heads),
+        num_kv_heads=read.heads("num_key_value_heads", num_heads),
         head_dim=head_dim,
         vocab_size=read.size("vocab_size"),
         max_position_embeddings=max_len,

@@ -20,19 +20,19 @@ def read_config(values: Mapping[str, object]) -> ModelConfig:
         read.refuse(key, allowed, "which is not supported")
     given = values.get("attn_config") or {}
     if not isinstance(given, Mapping):
-        raise ValueError(f"config: attn_config is {given!r}, not an object")
+        raise ValueError(f"config: attn_config is {given!r:.200}, not an object")
     attention = ConfigReader(given)
     attention.refuse("attn_type", ("multihead_attention",), "which is not supported")
     attention.refuse("alibi", (True,), "but only ALiBi is supported")
     attention.refuse("alibi_bias_max", (8,), "but only 8 is supported")
     for key in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
         attention.refuse(key, (False,), "which is not supported")
-    hidden_size, num_heads = read.size("d_model", 2048), read.size("n_heads", 16)
+    hidden_size, num_heads = read.size("d_model", 2048), read.heads("n_heads", 16)
     if hidden_size % num_heads:
         raise ValueError(
             f"config: d_model is {hidden_size}, not a multiple of n_heads, which is {num_heads}"
         )
-    num_layers, has_clip = read.size("n_layers", 24), given.get("clip_qkv") is not None
+    num_layers, has_clip = read.layers("n_layers", 24), given.get("clip_qkv") is not None
     has_scale = given.get("softmax_scale") is not None
     return ModelConfig(
         architecture="MptForCausalLM",

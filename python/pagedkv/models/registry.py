@@ -74,13 +74,13 @@ def family_of(config: Mapping[str, object]) -> Family:
         for family in FAMILIES:
             if config.get("model_type") == family.model_type:
                 return family
-        named = f"model_type {config.get('model_type')!r}"
+        named = f"model_type {config.get('model_type')!r:.200}"
     else:
         listed = names if isinstance(names, list) else [names]
         for family in FAMILIES:
             if family.architecture in listed:
                 return family
-        named = f"architecture {', '.join(map(str, listed)) or 'without a name'}"
+        named = f"architecture {', '.join(map(str, listed))[:200] or 'without a name'}"
     supported = ", ".join(family.architecture for family in FAMILIES)
     raise ValueError(f"config: the {named} is not supported; supported are {supported}")
 

@@ -26,6 +26,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 _OTHER_NAMES = {"su": "longrope"}  # as Phi-3's first files have it
 _BESIDE = ("original_max_position_embeddings", "rope_theta", "partial_rotary_factor")
 _KINDS_OF_LENGTH = ("yarn", "longrope", "llama3")
+_LEAST = 1e-12  # of numbers, but for 0; their inverse is the largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,12 @@ def read_rope(
     """
     given = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
-        raise ValueError(f"config: rope_scaling is {given!r}, not an object")
+        raise ValueError(f"config: rope_scaling is {given!r:.200}, not an object")
     kind = given.get("rope_type") or given.get("type") or "default"
     kind = _OTHER_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in _NEEDED:
         raise ValueError(
-            f"config: rope_scaling of the kind {kind!r} is not supported; "
+            f"config: rope_scaling of the kind {kind!r:.200} is not supported; "
             f"supported are {', '.join(_NEEDED)}"
         )
     missing = [key for key in _NEEDED[kind] if given.get(key) is None]
@@ -95,8 +96,7 @@ def read_rope(
         raise ValueError(f"config: partial_rotary_factor is {partial}, not above 0 and at most 1")
     # A proportional embedding spans the whole head; its slow part just does not turn.
     rotary_dim = head_dim if kind == "proportional" else int(head_dim * partial)
-    original = read.number("original_max_position_embeddings") if kind in _KINDS_OF_LENGTH else None
-    original_max_len = max_len if original is None else int(original)
+    original_max_len = read.length(_BESIDE[0], max_len) if kind in _KINDS_OF_LENGTH else max_len
     factor = read.number("factor")
     if factor is None and kind in ("yarn", "longrope"):
         factor = max_len / original_max_len
@@ -115,7 +115,7 @@ def read_rope(
         beta_slow=read.number("beta_slow") or 1.0,
         mscale=read.number("mscale"),
         mscale_all_dim=read.number("mscale_all_dim"),
-        truncate=bool(given.get("truncate", True)),
+        truncate=read.flag("truncate", True),
         proportion=partial,
         short_factor=read.numbers("short_factor") if kind == "longrope" else (),
         long_factor=read.numbers("long_factor") if kind == "longrope" else (),
@@ -133,16 +133,42 @@ class _Numbers:
         value = self.values.get(key)
         return None if value is None else self._checked(key, value)
 
+    def length(self, key: str, default: int) -> int:
+        """Tokens, of which two or more are trained on; some files write them as 4096.0."""
+        given = self.number(key)
+        value = default if given is None else int(given)
+        if not 2 <= value < 2**31:
+            raise ValueError(f"config: {key} is {value}, not from 2 to {2**31 - 1}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise ValueError(
+                f"config: {key} of rope_scaling is {value!r:.200}, neither true nor false"
+            )
+        return default if value is None else value
+
     def numbers(self, key: str) -> tuple[float, ...]:
         value = self.values.get(key)
         if not isinstance(value, list):
-            raise ValueError(f"config: {key} of rope_scaling is {value!r}, not a list of numbers")
+            raise ValueError(
+                f"config: {key} of rope_scaling is {value!r:.200}, not a list of numbers"
+            )
         return tuple(self._checked(key, one) for one in value)
 
     @staticmethod
     def _checked(key: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
-            raise ValueError(f"config: {key} of rope_scaling is {value!r}, not a number from 0 up")
+        # What is computed of a number stays finite between these bounds.
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not (value == 0 or _LEAST <= value <= 1 / _LEAST)
+        ):
+            raise ValueError(
+                f"config: {key} of rope_scaling is {value!r:.200}, neither 0 nor a number from "
+                f"{_LEAST:g} to {1 / _LEAST:g}"
+            )
         return float(value)
 
 
@@ -151,10 +177,6 @@ def _check(rope: RopeConfig) -> None:
         raise ValueError(f"config: {rope.rotary_dim} rotated elements of a head; it must be even")
     if rope.theta <= 1:
         raise ValueError(f"config: rope_theta is {rope.theta}, not above 1")
-    if rope.original_max_len < 2:
-        raise ValueError(
-            f"config: original_max_position_embeddings is {rope.original_max_len}, not above 1"
-        )
     if rope.factor is not None and rope.factor <= 0:
         raise ValueError(f"config: factor of rope_scaling is {rope.factor}, not above 0")
     if rope.kind == "dynamic" and rope.rotary_dim < 4:

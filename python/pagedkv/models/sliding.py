@@ -17,7 +17,7 @@ def read_mistral(values: Mapping[str, object]) -> ModelConfig:
     has_window = values.get("sliding_window", 4096) is not None
     window = read.size("sliding_window", 4096) if has_window else 0
     read.refuse("layer_types", (), "which only Ministral has; it is not supported")
-    windows = (window,) * read.size("num_hidden_layers")
+    windows = (window,) * read.layers("num_hidden_layers")
     return read_decoder(values, "MistralForCausalLM", max_len=131072, layer_windows=windows)
 
 
@@ -63,7 +63,7 @@ def read_phi3(values: Mapping[str, object]) -> ModelConfig:
         values,
         "Phi3ForCausalLM",
         max_len=4096,
-        layer_windows=(window,) * read.size("num_hidden_layers"),
+        layer_windows=(window,) * read.layers("num_hidden_layers"),
         fused_weights=True,
         partial_rotary=True,
     )
@@ -72,7 +72,7 @@ def read_phi3(values: Mapping[str, object]) -> ModelConfig:
 def _qwen_windows(values: Mapping[str, object]) -> tuple[int, ...]:
     """The window of each layer, if the model uses any."""
     read = ConfigReader(values)
-    num_layers = read.size("num_hidden_layers")
+    num_layers = read.layers("num_hidden_layers")
     if not read.flag("use_sliding_window", False):
         return (0,) * num_layers
     window = read.size("sliding_window", 4096)
@@ -87,5 +87,5 @@ def _layer_types(values: Mapping[str, object], num_layers: int) -> list[str]:
     first = values.get("max_window_layers")
     first = 28 if first is None else first
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise ValueError(f"config: max_window_layers is {first!r}, not a whole number from 0")
+        raise ValueError(f"config: max_window_layers is {first!r:.200}, not a whole number from 0")
     return [LAYER_TYPES[index >= first] for index in range(num_layers)]

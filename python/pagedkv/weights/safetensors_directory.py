@@ -3,6 +3,7 @@
 model.safetensors.index.json, where there is one, is an allow-list: only the files that it names are
 opened, and they must hold exactly the tensors that it gives them. Nothing is ever unpickled.
 The safetensors library checks a file's header against its size before anything is read from it.
+A name twice in an object of JSON, for which readers take one value or the other, is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def read_json(path: Path) -> dict[str, object]:
     """A JSON object from a file.
 
     Raises:
-        ValueError: the file is missing, cannot be read, is too large, or not a JSON object.
+        ValueError: the file is missing, cannot be read, is too large, or not a JSON object; or an
+            object in it has a name twice.
     """
     try:
         size = path.stat().st_size
@@ -65,13 +67,22 @@ def read_json(path: Path) -> dict[str, object]:
     if size > MAX_JSON_BYTES:
         raise ValueError(f"{path} is larger than {MAX_JSON_BYTES} bytes")
     try:
-        value = json.loads(data.decode())
+        value = json.loads(data.decode(), object_pairs_hook=_of_pairs)
     # Beside malformed text: numbers of more digits than Python takes, and deep nesting.
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}, not an object")
     return value
+
+
+def _of_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name!r:.200} appears twice in an object")
+        found[name] = value
+    return found
 
 
 def _read(files: dict[Path, list[str]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -151,9 +162,13 @@ def _indexed_files(path: Path) -> dict[Path, list[str]]:
 def _names_in(file: Path) -> list[str]:
     try:
         with safe_open(file, framework="pt") as shard:
-            return list(shard.keys())
-    except (SafetensorError, OSError) as error:
+            names = list(shard.keys())
+        # The library, which has just checked the length, takes the last of two equal names.
+        with file.open("rb") as raw:
+            json.loads(raw.read(int.from_bytes(raw.read(8), "little")), object_pairs_hook=_of_pairs)
+    except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{file}: not a valid safetensors file: {error}") from error
+    return names
 
 
 def _some(names: list[str]) -> str:
