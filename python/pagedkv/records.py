@@ -229,6 +229,7 @@ class RequestOutput:
 class OutputDelta:
     """What one step added to answer `index` of a streamed request. The texts of all its deltas,
     joined, are the finished output's text. logprobs: of these token_ids, where asked for.
+    finish_reason, stop_reason: of the answer's last delta, as in CompletionOutput.
     """
 
     request_id: str
@@ -236,6 +237,8 @@ class OutputDelta:
     token_ids: list[int]
     index: int = 0
     logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

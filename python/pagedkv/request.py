@@ -32,6 +32,7 @@ class Request:
         priority: lower is more urgent; other than 0 only under scheduling_policy "priority".
         draw: k of fork k; its tokens are drawn with (seed, k).
         parent_id: of one of several answers to a prompt, the id of the request that asked for them.
+        user: whose it is, in the words of whoever asked: a label in records, nothing else.
         bad_token_ids: each of sampling_params.bad_words as token ids, in its spellings.
     """
 
@@ -46,6 +47,7 @@ class Request:
     priority: int = 0
     draw: int = 0
     parent_id: str | None = None
+    user: str | None = None
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:

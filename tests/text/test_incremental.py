@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from tokenizers_of_tests import BACKENDS, TEXTS, byte_fallback, byte_level
 
-from pagedkv.text import IncrementalDecoder, Tokenizer
+from pagedkv.text import IncrementalDecoder, Tokenizer, token_bytes
 
 
 def wrap(backend: Backend) -> Tokenizer:
@@ -149,3 +149,24 @@ def test_a_way_of_decoding_that_looks_further_is_refused(decoder: object, name: 
         backend.decoder = decoder
     with pytest.raises(ValueError, match=f"{name}.* cannot be streamed; supported are ByteLevel"):
         IncrementalDecoder(wrap(backend))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_bytes_of_a_texts_tokens_joined_are_its_own(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    whole = b"".join(token_bytes(tokenizer, one) for one in ids)
+    full = tokenizer.decode(ids, skip_special_tokens=False)
+    # A text's first space may be one that encoding has put there.
+    assert whole.decode(errors="replace") in (full, " " + full)
+
+
+def test_a_token_that_is_part_of_a_character_has_its_bytes(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("\U0010ffff", add_special_tokens=False)
+    if len(ids) > 1:  # a vocabulary with a token for each byte
+        assert token_bytes(tokenizer, ids[-1]) == b"\xbf"
+    else:
+        assert token_bytes(tokenizer, ids[0]) == b" "  # all that is left of it
+
+
+def test_ids_beyond_the_vocabulary_have_no_bytes(tokenizer: Tokenizer) -> None:
+    assert token_bytes(tokenizer, tokenizer.vocab_size) == b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
@@ -230,3 +231,27 @@ def test_a_directory_that_cannot_be_is_refused(
             (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "a" * 1000, "\u0958" * 200, "a\u0301" * 300])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_text_has_no_fewer_tokens_than_told(name: str, text: str) -> None:
+    tokenizer = Tokenizer(BACKENDS[name](), eos_token_ids=frozenset(), chat_template=None)
+    assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+    knows_every_byte = name != "metaspace"
+    assert (tokenizer.fewest_tokens("a" * 10_000) > 0) == knows_every_byte
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    # Only the batch forms of the library let them.
+    tokenizer = Tokenizer(byte_level(), eos_token_ids=frozenset(), chat_template=None)
+    calls: list[str] = []
+
+    class Spy:
+        def __getattr__(self, name: str) -> Any:
+            calls.append(name)
+            return getattr(backend, name)
+
+    backend, tokenizer.backend = tokenizer.backend, Spy()  # type: ignore[assignment]
+    assert tokenizer.encode("the cat sat") == backend.encode("the cat sat").ids
+    assert calls == ["encode_batch_fast"]

@@ -18,6 +18,7 @@ from pagedkv.cli.draw import draw
 from pagedkv.cli.fetch import fetch
 from pagedkv.cli.generate import generate
 from pagedkv.cli.replay import explain, replay
+from pagedkv.cli.serve import serve
 
 app = typer.Typer(
     name="pagedkv",
@@ -33,6 +34,7 @@ app.command()(fetch)
 app.command()(draw)
 app.command()(replay)
 app.command()(explain)
+app.command()(serve)
 
 
 def _print_version(wanted: bool) -> None:

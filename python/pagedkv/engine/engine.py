@@ -70,6 +70,7 @@ class Engine:
         self._has_begun = False
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
+        self.max_num_seqs = config.scheduler.max_num_seqs
         is_pipelined = config.async_scheduling
         if is_pipelined is None:
             is_pipelined = loaded.device.type == "cuda"
@@ -170,10 +171,11 @@ class Engine:
         prompt_text: str | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        user: str | None = None,
     ) -> Request:
         """Check a request as add_request does, without queueing it. prompt_text: what its output
         shows of a prompt given as ids. priority: lower is more urgent (scheduling_policy
-        "priority").
+        "priority"). user: a label for records of the run.
         """
         request = self._requests.build(
             request_id,
@@ -182,6 +184,7 @@ class Engine:
             prompt_text=prompt_text,
             cache_salt=cache_salt,
             priority=priority,
+            user=user,
         )
         self._scheduler.check_admissible(request)
         return request

@@ -158,7 +158,11 @@ class OutputProcessor:
                 reason, stop_reason = "stop", state.stops.matched
             text = "".join(state.parts)
             if state.streams:
-                delta = self._delta(request, added, fresh, len(token_ids))
+                delta = dataclasses.replace(
+                    self._delta(request, added, fresh, len(token_ids)),
+                    finish_reason=reason,
+                    stop_reason=stop_reason,
+                )
         answer = CompletionOutput(
             0 if request.parent_id is None else request.draw,
             text,

@@ -53,6 +53,7 @@ class RequestBuilder:
         prompt_text: str | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        user: str | None = None,
     ) -> Request:
         """A Request, or ValueError / TypeError naming what is wrong with it.
 
@@ -78,6 +79,7 @@ class RequestBuilder:
             # A prefix that was found would not be computed, and so have no log-probabilities.
             cache_salt=cache_salt if params.prompt_logprobs is None else secrets.token_hex(16),
             priority=priority,
+            user=user,
             bad_token_ids=bad_token_ids,
         )
 

@@ -55,6 +55,7 @@ def request_line(
         "beam_width": params.beam_width,
         "length_penalty": params.length_penalty,
         "early_stopping": params.early_stopping,
+        "user": request.user,
     }
 
 

@@ -302,6 +302,7 @@ def _arrival(
         ),
         cache_salt=None if salt is None else str(salt),
         priority=field(line, "priority", int),
+        user=None if line.get("user") is None else field(line, "user", str),
     )
     key = reader.new_key(request.request_id)
     if request.is_group:

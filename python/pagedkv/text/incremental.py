@@ -68,6 +68,24 @@ class IncrementalDecoder:
         return self._decoder.finish()
 
 
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """What one token adds to a text, as bytes: it may begin or end within a character. Of a special
+    token its name; of an id that the vocabulary does not have, nothing.
+    """
+    token = tokenizer.backend.id_to_token(token_id)
+    if token is None or token_id in tokenizer.special_token_ids:
+        return (token or "").encode()
+    kinds = [part["type"] for part in tokenizer.decoder_parts]
+    if kinds == ["ByteLevel"]:
+        return _ByteLevel(tokenizer, False).bytes_of(token_id)
+    if _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(token[3:5], 16)])
+    # Behind another of itself, so that a leading space is not lost as at a text's beginning.
+    once = tokenizer.decode([token_id], skip_special_tokens=False)
+    twice = tokenizer.decode([token_id, token_id], skip_special_tokens=False)
+    return twice[len(once) :].encode()
+
+
 def _is_local(part: Mapping[str, object]) -> bool:
     """Whether a step needs no more than a token, the one before it, and the run it is in."""
     if part["type"] == "Strip":
@@ -89,14 +107,14 @@ class _ByteLevel:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Sequence[int]) -> str:
-        return self._utf8.decode(b"".join(map(self._bytes, ids)))
+        return self._utf8.decode(b"".join(map(self.bytes_of, ids)))
 
     def finish(self) -> str:
         text = self._utf8.decode(b"", True)
         self._utf8.reset()
         return text
 
-    def _bytes(self, index: int) -> bytes:
+    def bytes_of(self, index: int) -> bytes:
         token = None if index in self._skipped else self._id_to_token(index)
         if token is None:
             return b""

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import tokenizers
+from tokenizers import pre_tokenizers
 
 from pagedkv.text.chat_template import ChatTemplate, Message, check_messages
 
@@ -53,10 +54,7 @@ class Tokenizer:
         Raises:
             ValueError: the text cannot be written as UTF-8 (it holds a lone surrogate).
         """
-        ids: list[int] = self.backend.encode(
-            _checked(text), add_special_tokens=add_special_tokens
-        ).ids
-        return ids
+        return _encode(self.backend, text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no character become U+FFFD, unknown ids nothing."""
@@ -115,8 +113,25 @@ class Tokenizer:
     def _encode_plain(self, text: str) -> list[int]:
         if not text:
             return []
-        ids: list[int] = self._without_special.encode(_checked(text), add_special_tokens=False).ids
-        return ids
+        return _encode(self._without_special, text, False)
+
+    def fewest_tokens(self, text: str) -> int:
+        """At most as many tokens as the text has, told without encoding it: no token is longer than
+        the longest. 0 where one token can stand for any text that the vocabulary does not know.
+        """
+        return 0 if self._max_token_chars is None else len(text) // self._max_token_chars
+
+    @cached_property
+    def _max_token_chars(self) -> int | None:
+        """Characters of a text that one token can stand for. A normalizer may shorten the text: NFC
+        makes one character of up to four. None: there is no bound, since a byte has no token.
+        """
+        vocab = self.backend.get_vocab(with_added_tokens=True)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+        if not any(all(one in vocab for one in every_byte) for every_byte in (alphabet, fallback)):
+            return None
+        return max(map(len, vocab)) * (1 if self.backend.normalizer is None else 4)
 
     @property
     def _template(self) -> ChatTemplate:
@@ -157,6 +172,13 @@ class Tokenizer:
             return []
         described = json.loads(self.backend.decoder.__getstate__())
         return described["decoders"] if described["type"] == "Sequence" else [described]
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """By the batch form: it alone lets other threads run, which a long text would hold up."""
+    (encoded,) = backend.encode_batch_fast([_checked(text)], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoded.ids
+    return ids
 
 
 def _checked(text: str) -> str:

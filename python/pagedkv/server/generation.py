@@ -1,0 +1,107 @@
+"""Generation: the engine's work for one HTTP request, from the queue to its end: the last answer,
+the time, or the client's leaving, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from starlette.types import Receive
+
+from pagedkv.engine import Stream
+from pagedkv.records import OutputDelta, RequestOutput
+from pagedkv.server.errors import Refusal
+from pagedkv.server.event_stream import left
+from pagedkv.server.service import Service
+
+
+class ClientGone(Exception):
+    """Nobody is there to be answered."""
+
+
+class Generation:
+    """What comes of the requests of one stream. Whoever has one calls end()."""
+
+    def __init__(
+        self, service: Service, stream: Stream, num_places: int, deadline_s: float
+    ) -> None:
+        self._service = service
+        self._stream = stream
+        self._num_places = num_places
+        self._deadline_s = deadline_s
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        return self._stream.request_ids
+
+    @property
+    def left_s(self) -> float:
+        return max(self._deadline_s - asyncio.get_running_loop().time(), 0.0)
+
+    def end(self) -> None:
+        """What has not ended ends now, and its blocks are free. Safe to call twice."""
+        self._service.engine.abort(self._stream.request_ids)
+        self._service.room.give_back(self._num_places)
+        self._num_places = 0
+
+    async def items(self) -> AsyncIterator[OutputDelta | RequestOutput]:
+        """Deltas and outputs as they come.
+
+        Raises Refusal (504): the time is up. EngineDead: nothing more will come.
+        """
+        while not self._stream.is_done:
+            try:
+                taken = await asyncio.wait_for(self._stream.take(), self.left_s)
+            except asyncio.TimeoutError:
+                timeout_s = self._service.limits.request_timeout_s
+                message = f"the answer was not complete after {timeout_s:g} seconds"
+                raise Refusal(504, message, code="timeout") from None
+            for item in taken:
+                yield item
+
+    async def outputs(self, receive: Receive) -> list[RequestOutput]:
+        """All outputs, in the order of request_ids; none is left behind.
+
+        Raises Refusal: one of them has failed, or the time is up; ClientGone; EngineDead.
+        """
+        collecting = asyncio.ensure_future(self._collect())
+        leaving = asyncio.ensure_future(left(receive))
+        try:
+            await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not collecting.done():
+                raise ClientGone
+            return collecting.result()
+        finally:
+            self.end()
+            for task in (collecting, leaving):
+                task.cancel()
+            await asyncio.gather(collecting, leaving, return_exceptions=True)
+
+    async def _collect(self) -> list[RequestOutput]:
+        found = {}
+        async for item in self.items():
+            if isinstance(item, RequestOutput):
+                check(item)
+                found[item.request_id] = item
+        return [found[name] for name in self.request_ids]
+
+
+def check(output: RequestOutput) -> None:
+    """Raise Refusal (500) if a request has failed."""
+    if output.error is not None:
+        raise Refusal(500, output.error)
+
+
+async def begin(
+    service: Service, num_prompts: int, submit: Callable[[], Awaitable[Stream]]
+) -> Generation:
+    """Take a place in the queue, then prepare and submit; nothing is left taken if that fails."""
+    deadline_s = asyncio.get_running_loop().time() + service.limits.request_timeout_s
+    service.room.take(num_prompts)
+    try:
+        stream = await submit()
+    except BaseException:
+        service.room.give_back(num_prompts)
+        raise
+    return Generation(service, stream, num_prompts, deadline_s)

@@ -1,0 +1,166 @@
+"""The bodies of requests. Every field that is not here is refused by name; types are strict, and no
+number is NaN or infinite. Ranges are checked by SamplingParams, but for those that bound work done
+before it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_MAX_INT = 2**31 - 1
+MAX_PROMPTS = 128
+_MAX_STOP_CHARS = 1024
+
+Id = Annotated[int, Field(ge=0, le=_MAX_INT)]
+StopString = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
+TokenIds = Annotated[list[Id], Field(min_length=1, max_length=2**20)]
+
+
+class Body(BaseModel):
+    """What all bodies have in common."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+
+
+class ResponseFormat(Body):
+    type: Literal["text"]
+
+
+class GenerationBody(Body):
+    """What completions, chat completions and forks have in common."""
+
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_PROMPTS)
+    best_of: int | None = Field(default=None, ge=1, le=MAX_PROMPTS)
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=64)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[Annotated[str, Field(max_length=10)], float] | None = Field(
+        default=None, max_length=1024
+    )
+    user: str | None = Field(default=None, max_length=256)
+    response_format: ResponseFormat | None = None
+    # vLLM's extensions
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool = False
+    min_tokens: int = Field(default=0, ge=0, le=_MAX_INT)
+    stop_token_ids: Annotated[list[Id], Field(max_length=256)] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    allowed_token_ids: Annotated[list[Id], Field(max_length=4096)] | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=256)] | None = None
+    priority: int = Field(default=0, ge=-(2**31), le=2**31)
+    use_beam_search: bool = False
+    length_penalty: float | None = None
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only for stream: true")
+        return self
+
+
+class PromptBody(GenerationBody):
+    """Of a new prompt."""
+
+    model: str | None = Field(default=None, max_length=512)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+
+class CompletionBody(PromptBody):
+    """POST /v1/completions"""
+
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    max_tokens: int | None = Field(default=None, ge=0, le=_MAX_INT)
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    add_special_tokens: bool = True
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Body):
+    role: str = Field(min_length=1, max_length=64)
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+    name: str | None = Field(default=None, max_length=256)
+
+    def plain(self) -> dict[str, Any]:
+        """As a chat template takes it; parts of text are lines."""
+        content = self.content
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": content, **named}
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+
+
+class ChatLogprobs(Body):
+    """How chat answers ask for log-probabilities."""
+
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class ChatBody(PromptBody, ChatLogprobs):
+    """POST /v1/chat/completions"""
+
+    messages: Messages
+    max_tokens: int | None = Field(default=None, ge=1, le=_MAX_INT)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=_MAX_INT)
+    add_generation_prompt: bool = True
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a text, or a conversation."""
+
+    model: str | None = Field(default=None, max_length=512)
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+    @model_validator(mode="after")
+    def _check_one(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize"""
+
+    model: str | None = Field(default=None, max_length=512)
+    tokens: Annotated[list[Id], Field(max_length=2**18)]
