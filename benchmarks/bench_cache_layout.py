@@ -67,7 +67,7 @@ def decode_row(shape: Shape, layout: str, ceilings: Ceilings) -> rows.Row:
             ops.paged_attention(out, None, **call)  # type: ignore[arg-type]
             check(shape, call, out)
         calls.append(lambda c=call, o=out: ops.paged_attention(o, None, **c))  # type: ignore[misc]
-    us = graph_us(calls, repeats=max(1, 8 // len(calls)))
+    us = graph_us(calls, repeats=max(1, 64 // len(calls)))
     rate = shape.kv_bytes / us * 1e6
     return rows.Row(
         "decode",

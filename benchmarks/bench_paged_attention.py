@@ -1,4 +1,5 @@
-"""Paged attention on the GPU: decode, prefill, float8 caches, shared prefixes.
+"""Paged attention on the GPU: decode, prefill, float8 caches, shared prefixes; beside torch's SDPA,
+and beside FlashInfer where that is installed (bench_flashinfer.py).
 
 bf16, block 16, head_dim 128, 32 query and 8 KV heads unless a row says otherwise, shuffled blocks.
 Bytes: 2 * batch * length * KV heads * head_dim * size. FLOPs: 4 * batch * query heads * head_dim *
@@ -22,7 +23,7 @@ from gpu_timing import L2_BYTES, Ceilings, graph_us, measure_ceilings
 from pagedkv.ops import paged_attention, paged_attention_workspace_size, reference
 
 BLOCK, DIM = 16, 128
-CHOICES = ["decode", "fp8", "prefix", "prefill", "sdpa"]
+CHOICES = ["decode", "fp8", "prefix", "prefill", "sdpa", "flashinfer"]
 E4M3 = torch.float8_e4m3fn
 
 
@@ -211,7 +212,8 @@ def time_shape(shape: Shape, pool: Pool) -> float:
         calls.append(
             lambda c=call, o=out: paged_attention(o, None, workspace=workspace, **c)  # type: ignore[misc]
         )
-    return graph_us(calls, repeats=max(1, 8 // len(calls)) if shape.new == 1 else 1)
+    # A graph of many calls: its own start, some microseconds, is no part of a call.
+    return graph_us(calls, repeats=max(1, 64 // len(calls)) if shape.new == 1 else 1)
 
 
 def decode_row(shape: Shape, pool: Pool, ceilings: Ceilings) -> rows.Row:
@@ -284,7 +286,7 @@ def prefix_rows(shared: Shared, pool: Pool, ceilings: Ceilings) -> list[rows.Row
             made.append(
                 lambda c=call | more, o=out: paged_attention(o, None, **c)  # type: ignore[misc]
             )
-    repeats = max(1, 8 // sets)
+    repeats = max(1, 64 // sets)
     us = {grouped: graph_us(made, repeats=repeats) for grouped, made in calls.items()}
     made_rows = []
     for grouped, name in ((True, "prefix, grouped"), (False, "prefix, not grouped")):
@@ -359,6 +361,11 @@ def main() -> int:
     for name in wanted:
         if name == "sdpa":
             made += sdpa_rows(ceilings)
+            continue
+        if name == "flashinfer":
+            from bench_flashinfer import comparison  # which takes shapes and operands from here
+
+            made += comparison()
             continue
         if name == "prefix":
             pool = Pool(decode(1, 1, 0.0), 60_000)

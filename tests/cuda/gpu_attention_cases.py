@@ -143,6 +143,7 @@ SANITIZE = (
     Case("fp32", decode(33), num_heads=4, num_kv_heads=1, dtype=torch.float32),
     # Several steps of keys, several tiles of rows, beside a decode.
     Case("steps", ((1, 300), (150, 400)), num_heads=4, num_kv_heads=1),
+    Case("no_keys", ((150, 0), (70, 90), (90, 0)), num_heads=4, num_kv_heads=1),
 )
 
 

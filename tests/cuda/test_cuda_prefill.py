@@ -3,9 +3,15 @@ that outgrow what was seen first."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from gpu_attention_cases import POISON_ID, Case, Problem, check
+
+TILE_ROWS = 128  # of the wgmma kernel, in packed rows of one KV head
+TOLD_AHEAD = 4  # tiles, at most (kTileSlots)
 
 LONG = ((300, 3000), (1, 50), (1000, 1000), (17, 4000), (0, 0), (513, 700), (130, 0), (2000, 2000))
 
@@ -33,10 +39,14 @@ def test_many_tiles_in_either_order(
 
 
 def test_many_tiles_in_a_row_that_see_no_key(device: torch.device) -> None:
-    # Rows of a sequence without keys, far more tiles of them than a block is told ahead, between
-    # tiles that have work.
-    rows = ((700, 700), (6000, 0), (3000, 3000), (0, 0), (500, 0), (1, 0), (1, 9))
-    problem = Problem(Case("none", rows), device)
+    # Rows of a sequence without keys, between tiles that have work: so many tiles of them that a
+    # block meets more in a row than it is told ahead (TOLD_AHEAD), on a GPU of any size.
+    blocks = torch.cuda.get_device_properties(device).multi_processor_count
+    case = Case("none", ())
+    tiles_a_token = case.num_heads / TILE_ROWS
+    empty = math.ceil((TOLD_AHEAD + 2) * blocks / tiles_a_token)
+    rows = ((700, 700), (empty, 0), (3000, 3000), (0, 0), (500, 0), (1, 0), (1, 9))
+    problem = Problem(replace(case, rows=rows), device)
     out, lse = problem.run()
     check(problem, out, lse)
     fixed, fixed_lse = problem.run(num_splits=1)

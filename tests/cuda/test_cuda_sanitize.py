@@ -65,9 +65,9 @@ def blocks(module, device, dim: int) -> list[Tensor]:
     pinned = torch.zeros(2, 2, 3, 2, 4, dim).to(BF16).pin_memory()
     module.copy_blocks(pool, torch.tensor([[0, 1], [1, 2], [3, 0]]))
     module.swap_blocks(pool, pinned, torch.tensor([[5, 0], [1, 2]]))
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(device)
     module.swap_blocks(pinned, pool, torch.tensor([[2, 5]]))
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(device)
     return [pool, pinned]
 
 
