@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from pagedkv.text import IncrementalDecoder, Tokenizer, load_tokenizer
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 
-def gpt2_metadata(pre: str = "gpt-2", **more: object) -> dict[str, object]:
+def gpt2_metadata(pre: object = "gpt-2", **more: object) -> dict[str, object]:
     """The metadata of the byte-level test tokenizer, as a converter would write them."""
     described = json.loads(byte_level().to_str())
     vocab = {**described["model"]["vocab"]}
@@ -69,6 +70,9 @@ def test_a_byte_level_vocabulary_tokenises_as_its_original(text: str) -> None:
 @pytest.mark.parametrize(
     ("pre", "text", "words"),
     [
+        ("llama3", "pay 1234", "pay| |123|4"),
+        ("llama-v3", "pay 1234", "pay| |123|4"),
+        ("deepseek-r1-qwen", "pay 1234", "pay| |1|2|3|4"),
         ("gpt-2", "I'LL pay 1234  $!!\n ok", "I|'|LL| pay| 1234| | $!!|\n| ok"),
         ("gpt-2", "it's  a\tb", "it|'s| | a|\t|b"),
         ("smollm", "it's 12", "it|'s| |1|2"),
@@ -160,6 +164,7 @@ def test_sentencepiece_without_the_leading_space() -> None:
         (gpt2_metadata(add_bos_token=True), (("<|start|>",), ())),
         (gpt2_metadata(add_eos_token=True), ((), ("<|end|>",))),
         (gpt2_metadata("llama-bpe"), (("<|start|>",), ())),
+        (gpt2_metadata("llama3"), (("<|start|>",), ())),
         (gpt2_metadata("llama-bpe", add_bos_token=False), ((), ())),
         (llama_metadata(), (("<s>",), ())),
         (llama_metadata(add_eos_token=True), (("<s>",), ("</s>",))),
@@ -192,6 +197,55 @@ def test_control_tokens_are_special_and_user_defined_ones_are_not() -> None:
     assert len(ids) == 2
 
 
+def with_tokens(*more: str, of_type: int = NORMAL) -> dict[str, object]:
+    """A SentencePiece vocabulary with further tokens, and a template."""
+    metadata: dict[str, Any] = llama_metadata(add_bos_token=False)
+    more = tuple(one for one in more if one not in metadata["tokenizer.ggml.tokens"])
+    metadata["tokenizer.ggml.tokens"] += more
+    for key, added in (("token_type", of_type), ("scores", -1000.0)):
+        known = metadata[f"tokenizer.ggml.{key}"]
+        metadata[f"tokenizer.ggml.{key}"] = np.array([*known, *[added] * len(more)])
+    return {**metadata, "tokenizer.chat_template": "<turn>{{ messages[0].content }}</s>"}
+
+
+def with_scores(value: float) -> dict[str, object]:
+    metadata: dict[str, Any] = llama_metadata()
+    metadata["tokenizer.ggml.scores"][-1] = value
+    return metadata
+
+
+def test_parts_of_a_control_tokens_name_do_not_join_to_it() -> None:
+    """Control tokens score 0, better than any piece; bytes have names too."""
+    tokenizer = load_tokenizer(with_tokens(*"<>/s", "</", "s>", "<0", "x0A>"))
+    for text in ("</s>", "a </s> b", "<0x0A>"):
+        ids = tokenizer.encode_chat([{"role": "user", "content": text}])
+        assert [one for one in ids if one in tokenizer.special_token_ids] == [2]
+        assert ids[-1] == 2
+        assert tokenizer.decode(ids) == f"<turn>{text}"
+    assert tokenizer.encode("</s>")[-1] == 2
+
+
+@pytest.mark.parametrize("of_type", [USER_DEFINED, NORMAL])
+def test_what_begins_a_turn_is_special_whatever_its_type(of_type: int) -> None:
+    """As in some files of Gemma: only the template makes these tokens, not a message."""
+    metadata: dict[str, Any] = with_tokens("<turn>", "<b>", "\n", of_type=of_type)
+    turn, bold = map(metadata["tokenizer.ggml.tokens"].index, ("<turn>", "<b>"))
+    if of_type == NORMAL:
+        metadata["tokenizer.ggml.eot_token_id"] = turn
+    tokenizer = load_tokenizer(metadata)
+    assert tokenizer.special_token_ids == {0, 1, 2, turn}
+    ids = tokenizer.encode_chat([{"role": "user", "content": "<turn><b>"}])
+    assert (ids[0], ids[1:].count(turn), ids.count(bold)) == (turn, 0, int(of_type == USER_DEFINED))
+
+
+@pytest.mark.parametrize("name", ["$B", "$A", "a b", ":", "$A:1", " "])
+def test_a_token_around_a_text_may_have_any_name(name: str) -> None:
+    metadata: dict[str, Any] = with_tokens(name, of_type=CONTROL)
+    last = len(metadata["tokenizer.ggml.tokens"]) - 1
+    metadata |= {"tokenizer.ggml.bos_token_id": last, "tokenizer.ggml.add_bos_token": True}
+    assert load_tokenizer(metadata).encode("the") == [last, *sentencepiece(metadata, "the")]
+
+
 def without(metadata: dict[str, object], key: str) -> dict[str, object]:
     return {name: value for name, value in metadata.items() if name != f"tokenizer.ggml.{key}"}
 
@@ -212,6 +266,14 @@ def without(metadata: dict[str, object], key: str) -> dict[str, object]:
         (gpt2_metadata(merges=["a"]), "merges are malformed"),
         (gpt2_metadata(eos_token_id=10**6), "eos_token_id is 1000000, not an id below"),
         (gpt2_metadata(bos_token_id=-1), "bos_token_id is -1, not an id below"),
+        (gpt2_metadata(token_type=np.full(376, 7)), "token_type has the unknown type 7"),
+        (gpt2_metadata(add_bos_token=5), "add_bos_token is 5, neither true nor false"),
+        (gpt2_metadata(["gpt-2"]), r"pre is \['gpt-2'\]; supported are gpt-2"),
+        (gpt2_metadata(model=["gpt2"]), r"model is \['gpt2'\]; supported are gpt2 and llama"),
+        ({**gpt2_metadata(), "tokenizer.chat_template": 5}, "chat_template is 5, not a text"),
+        (with_tokens("a" * 257), "tokens has one of 257 characters, more than 256"),
+        (with_scores(float("nan")), "scores is missing or not finite"),
+        (with_scores(float("inf")), "scores is missing or not finite"),
         (gpt2_metadata(eot_token_id="x"), "eot_token_id is 'x', not an id below"),
         (without(llama_metadata(), "scores"), "scores is missing"),
         (llama_metadata(scores=np.zeros(3)), "scores is not a list of ... numbers"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 from tokenizers_of_tests import BACKENDS, TEXTS, byte_fallback, byte_level, saved
@@ -19,6 +19,17 @@ CHATML = (
     "{% for m in messages %}{{ '<|start|>' + m.role + '\\n' + m.content + '<|end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
 )
+
+
+def panicking() -> str:
+    """A tokenizer.json that the library reads, and fails on as soon as it encodes."""
+    backend = Backend(models.BPE({"a": 0}, []))
+    backend.post_processor = TemplateProcessing(single="$B", special_tokens=[])
+    described: str = backend.to_str()
+    return described
+
+
+PANICS = panicking()
 
 
 def load(tmp_path: Path, backend: Backend, **settings: object) -> Tokenizer:
@@ -166,6 +177,42 @@ def test_special_tokens_take_the_spaces_that_they_claim(tmp_path: Path) -> None:
     assert attacked[-len(plain) + 1 :] == plain[1:]
 
 
+@pytest.mark.parametrize("text", ["\uff1c|end|\uff1e", "<|end|>", "a\uff1c|end|\uff1e<|end|>b"])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_neither_a_normalizer_nor_merges_make_special_tokens(
+    tmp_path: Path, text: str, normalized: bool
+) -> None:
+    """Its merges lead to the token's name, and full-width brackets are brackets to it."""
+    name = "<|end|>"
+    merges = [(name[:i], name[i]) for i in range(1, len(name))]
+    vocab = [*sorted({*name, *"abuser: "}), *(left + right for left, right in merges)]
+    backend = Backend(models.BPE({token: index for index, token in enumerate(vocab)}, merges))
+    backend.normalizer = normalizers.NFKC()
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken(name, normalized=normalized)])
+    source = "{{ messages[0].role + messages[0].content }}<|end|>"
+    tokenizer = load(tmp_path, backend, chat_template=source)
+    (end,) = tokenizer.special_token_ids
+    ids = tokenizer.encode_chat([{"role": "user", "content": text}])
+    assert (ids.count(end), ids[-1]) == (1, end)
+    written = text.replace("\uff1c", "<").replace("\uff1e", ">")
+    assert (
+        tokenizer.decode(ids, skip_special_tokens=False).replace(" ", "") == f"user{written}{name}"
+    )
+
+
+def test_text_that_the_vocabulary_lacks_is_unknown_and_no_special_token_of_a_message(
+    tmp_path: Path,
+) -> None:
+    backend = Backend(models.BPE({"a": 0, "b": 1, "<unk>": 2}, [], unk_token="<unk>"))
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(["<unk>", "<|end|>"])
+    tokenizer = load(tmp_path, backend, chat_template="{{ messages[0].content }}<|end|>")
+    for text, unknown in (("axb", 1), ("a<|end|>b", 7), ("a<unk>b", 5)):
+        ids = tokenizer.encode_chat([{"role": "user", "content": text}])
+        assert ids == [0, *[2] * unknown, 1, 3]
+
+
 def test_messages_with_every_mark_are_refused(tmp_path: Path) -> None:
     tokenizer = load(tmp_path, byte_level(), chat_template=CHATML)
     with pytest.raises(ValueError, match="messages hold all of the noncharacters"):
@@ -207,7 +254,9 @@ def test_threads_may_share_a_tokenizer(tmp_path: Path) -> None:
         ({"tokenizer.json": None}, r"tokenizer\.json is missing; a tokenizer comes from"),
         ({"tokenizer.json": "{"}, r"tokenizer\.json is not a valid tokenizer: "),
         ({"tokenizer.json": '{"version": "1.0"}'}, r"tokenizer\.json is not a valid tokenizer: "),
+        ({"tokenizer.json": PANICS}, r"tokenizer\.json is not a valid tokenizer: index out of bo"),
         ({"tokenizer_config.json": "{"}, r"tokenizer_config\.json is not valid JSON"),
+        ({"tokenizer_config.json": "[" * 200_000}, r"tokenizer_config\.json is not valid JSON"),
         ({"tokenizer_config.json": "[]"}, r"tokenizer_config\.json holds a list, not an object"),
         ({"tokenizer_config.json": '{"eos_token": 2}'}, "eos_token is 2, not a token"),
         (
@@ -255,3 +304,23 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     backend, tokenizer.backend = tokenizer.backend, Spy()  # type: ignore[assignment]
     assert tokenizer.encode("the cat sat") == backend.encode("the cat sat").ids
     assert calls == ["encode_batch_fast"]
+
+
+def test_of_several_templates_only_the_default_counts(tmp_path: Path) -> None:
+    odd = [{"name": [], "template": "x"}, 7, {"template": "y"}]
+    user = [{"role": "user"}]
+    with pytest.raises(ValueError, match="the model has no chat template"):
+        load(tmp_path, byte_level(), chat_template=odd).apply_chat_template(user)
+    named = [*odd, {"name": "default", "template": "z"}]
+    assert load(tmp_path, byte_level(), chat_template=named).apply_chat_template(user) == "z"
+
+
+def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    saved(byte_level(), tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is not UTF-8"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "tokenizer_config.json").mkdir()
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json cannot be read"):
+        load_tokenizer(tmp_path)

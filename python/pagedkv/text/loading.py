@@ -10,7 +10,7 @@ import tokenizers
 
 from pagedkv.text.chat_template import ChatTemplate
 from pagedkv.text.gguf_vocabulary import read_vocabulary
-from pagedkv.text.tokenizer import Tokenizer
+from pagedkv.text.tokenizer import Tokenizer, value_errors
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -54,11 +54,10 @@ def _backend(path: Path) -> tokenizers.Tokenizer:
         raise ValueError(
             f"{path} is missing; a tokenizer comes from tokenizer.json or from a GGUF file"
         )
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    # The library raises plain exceptions for whatever is wrong in the file.
-    except Exception as error:
-        raise ValueError(f"{path} is not a valid tokenizer: {error}") from error
+    with value_errors(f"{path} is not a valid tokenizer"):
+        backend = tokenizers.Tokenizer.from_file(str(path))
+        backend.encode("a")  # some parts of the file are looked at only now
+    return backend
 
 
 def _settings(path: Path) -> dict[str, object]:
@@ -66,7 +65,9 @@ def _settings(path: Path) -> dict[str, object]:
         return {}
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} holds a {type(settings).__name__}, not an object")
@@ -79,7 +80,7 @@ def _named_token(settings: Mapping[str, object], name: str) -> str | None:
     if isinstance(value, Mapping):
         value = value.get("content")
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"tokenizer_config.json: {name} is {value!r}, not a token")
+        raise ValueError(f"tokenizer_config.json: {name} is {value!r:.200}, not a token")
     return value
 
 
@@ -89,7 +90,7 @@ def _eos(backend: tokenizers.Tokenizer, token: str | None) -> frozenset[int]:
     index = backend.token_to_id(token)
     if index is None:
         raise ValueError(
-            f"tokenizer_config.json: eos_token is {token!r}, which is not in the vocabulary"
+            f"tokenizer_config.json: eos_token is {token!r:.200}, which is not in the vocabulary"
         )
     return frozenset([index])
 
@@ -98,13 +99,15 @@ def _template_source(path: Path, settings: Mapping[str, object]) -> str | None:
     """The chat template: a file of its own, or a setting; of several named ones, the default."""
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise ValueError(f"{file} is not UTF-8: {error}") from error
     template = settings.get("chat_template")
     if isinstance(template, list):
-        by_name = {
-            one.get("name"): one.get("template") for one in template if isinstance(one, Mapping)
-        }
-        template = by_name.get("default")
+        named = (one for one in template if isinstance(one, Mapping))
+        default = (one.get("template") for one in named if one.get("name") == "default")
+        template = next(default, None)
     if template is not None and not isinstance(template, str):
         raise ValueError(f"tokenizer_config.json: chat_template is {type(template).__name__}")
     return template

@@ -2,14 +2,16 @@
 
 Special tokens in text. encode() turns the names of special tokens in its text into these tokens, so
 that a prompt may be written out by hand. encode_chat() never does so in what the messages hold: a
-user who writes "<|im_end|>" has written ten characters, not the end of the turn.
+user who writes "<|im_end|>" has written ten characters, not the end of the turn. Neither what a
+normalizer makes of other characters nor what merges make of the parts of a name changes that.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 import tokenizers
@@ -19,6 +21,19 @@ from pagedkv.text.chat_template import ChatTemplate, Message, check_messages
 
 # Put inside special tokens' names while a template runs. Noncharacters: never part of a text.
 _MARKS = "\ufdd0\ufdd1\ufdd2\ufdd3"
+
+
+@contextmanager
+def value_errors(what: str) -> Iterator[None]:
+    """The tokenizers library raises plain exceptions for what is wrong in a file, and, where its
+    code took something for impossible, one that is not even an Exception: both become ValueError.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ValueError(f"{what}: {error}") from error
+        raise
 
 
 class Tokenizer:
@@ -52,13 +67,15 @@ class Tokenizer:
         """Token ids of a text; with add_special_tokens also what the model expects around it.
 
         Raises:
-            ValueError: the text cannot be written as UTF-8 (it holds a lone surrogate).
+            ValueError: the text cannot be written as UTF-8 (it holds a lone surrogate), or the
+                tokenizer's file lets it fail.
         """
-        return _encode(self.backend, text, add_special_tokens)
+        return _encode(self.backend, text, add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no character become U+FFFD, unknown ids nothing."""
-        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with value_errors("the tokenizer cannot decode the ids"):
+            text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def apply_chat_template(
@@ -86,7 +103,11 @@ class Tokenizer:
         pattern = self._special_names
         if pattern is None or not any(map(pattern.search, _texts(messages))):
             text = self.apply_chat_template(messages, add_generation_prompt)
-            return self.encode(text, add_special_tokens=False)
+            ids = self.encode(text, add_special_tokens=False)
+            if pattern is None or self._without_unknown(ids) == self._written(text, pattern):
+                return ids
+            # A normalizer has made names of other characters.
+            return self._encode_marked(text, pattern, "")
         everything = "".join(_texts(messages))
         mark = next((one for one in _MARKS if one not in everything), None)
         if mark is None:
@@ -111,9 +132,28 @@ class Tokenizer:
         return ids + self._encode_plain(text[at:].replace(mark, ""))
 
     def _encode_plain(self, text: str) -> list[int]:
-        if not text:
-            return []
-        return _encode(self._without_special, text, False)
+        """Token ids of a text without special tokens, whatever it says."""
+        ids: list[int] = []
+        parts = [text] if text else []
+        while parts:
+            part = parts.pop()
+            encoded = _encode(self._without_special, part, False)
+            if not any(self._is_spelled(index, part) for index in encoded.ids):
+                ids += encoded.ids
+                continue
+            # Merges lead to a token's name: it is cut behind its first character.
+            encoded = _encode(self._without_special, part, False, has_offsets=True)
+            cuts = [
+                begin + 1
+                for index, (begin, end) in zip(encoded.ids, encoded.offsets, strict=True)
+                if end - begin > 1 and self._is_spelled(index, part[begin:end])
+            ]
+            if cuts:
+                ends = zip([0, *cuts], [*cuts, len(part)], strict=True)
+                parts += reversed([part[begin:end] for begin, end in ends])
+            else:
+                ids += encoded.ids
+        return ids
 
     def fewest_tokens(self, text: str) -> int:
         """At most as many tokens as the text has, told without encoding it: no token is longer than
@@ -132,6 +172,26 @@ class Tokenizer:
         if not any(all(one in vocab for one in every_byte) for every_byte in (alphabet, fallback)):
             return None
         return max(map(len, vocab)) * (1 if self.backend.normalizer is None else 4)
+
+    def _is_spelled(self, index: int, text: str) -> bool:
+        """Whether a token is a special one that text has made; text that the vocabulary lacks makes
+        the unknown token.
+        """
+        token = self._special.get(index)
+        return token is not None and (index != self._unknown_id or token.content in text)
+
+    def _without_unknown(self, ids: list[int]) -> list[int]:
+        return [one for one in ids if one in self._special and one != self._unknown_id]
+
+    def _written(self, text: str, pattern: re.Pattern[str]) -> list[int]:
+        """The special tokens that text names, but for the unknown one."""
+        found = [self._names_in_order[_group(match) - 1][0] for match in pattern.finditer(text)]
+        return self._without_unknown(found)
+
+    @cached_property
+    def _unknown_id(self) -> int | None:
+        name = getattr(self.backend.model, "unk_token", None)
+        return None if name is None else self.backend.token_to_id(name)
 
     @property
     def _template(self) -> ChatTemplate:
@@ -174,11 +234,15 @@ class Tokenizer:
         return described["decoders"] if described["type"] == "Sequence" else [described]
 
 
-def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """By the batch form: it alone lets other threads run, which a long text would hold up."""
-    (encoded,) = backend.encode_batch_fast([_checked(text)], add_special_tokens=add_special_tokens)
-    ids: list[int] = encoded.ids
-    return ids
+def _encode(
+    backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, *, has_offsets: bool = False
+) -> tokenizers.Encoding:
+    """By the batch forms: they alone let other threads run, which a long text would hold up."""
+    encode = backend.encode_batch if has_offsets else backend.encode_batch_fast
+    checked = _checked(text)
+    with value_errors("the tokenizer cannot encode the text"):
+        (encoded,) = encode([checked], add_special_tokens=add_special_tokens)
+    return encoded
 
 
 def _checked(text: str) -> str:
