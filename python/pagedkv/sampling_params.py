@@ -40,7 +40,7 @@ class SamplingParams:
     first three groups.
 
     Args:
-        temperature: 0 is greedy; below 1e-5 counts as greedy. Finite, >= 0.
+        temperature: 0 is greedy; below 1e-5 counts as greedy. 0 to 1e6.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches top_p. In (0, 1].
         min_p: keep tokens at least min_p times as probable as the most probable one. In [0, 1].
@@ -114,14 +114,15 @@ class SamplingParams:
     logits_processors: Sequence[LogitsProcessor] = ()
 
     def __post_init__(self) -> None:
-        _check_number("temperature", self.temperature, low=0.0)
+        # Beyond this all tokens are as likely; its inverse must be a number of 32 bits.
+        _check_number("temperature", self.temperature, low=0.0, high=1e6)
         _check_number("top_p", self.top_p, low=0.0, high=1.0, low_open=True)
         _check_int("top_k", self.top_k, low=-1)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise TypeError(
-                    f"{name} must be True or False, got {type(value).__name__} {value!r}"
+                    f"{name} must be True or False, got {type(value).__name__} {value!r:.200}"
                 )
         if self.seed is not None:
             _check_int("seed", self.seed, low=0, high=_MAX_SEED)
@@ -166,14 +167,14 @@ class SamplingParams:
         processors = _listed("logits_processors", self.logits_processors)
         for one in processors:
             if not callable(one):
-                raise TypeError(f"logits_processors must hold functions, got {one!r}")
+                raise TypeError(f"logits_processors must hold functions, got {one!r:.200}")
         object.__setattr__(self, "logits_processors", processors)
 
     def _check_beams(self) -> None:
         _check_number("length_penalty", self.length_penalty, low=-100.0, high=100.0)
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise ValueError(
-                f'early_stopping must be True, False or "never", got {self.early_stopping!r}'
+                f'early_stopping must be True, False or "never", got {self.early_stopping!r:.200}'
             )
         if self.beam_width is None:
             if self.length_penalty != 1.0 or self.early_stopping is not False:
@@ -186,7 +187,7 @@ class SamplingParams:
             raise ValueError("best_of has no meaning beside beam_width: leave it out")
         if not self.is_greedy:
             raise ValueError(
-                f"beam search draws nothing: temperature must be 0, got {self.temperature!r}"
+                f"beam search draws nothing: temperature must be 0, got {self.temperature!r:.200}"
             )
         if self.stop:
             raise ValueError("beam search ends at token ids: use stop_token_ids instead of stop")
@@ -259,7 +260,7 @@ def check_num_forks(n: int) -> None:
 
 def _listed(name: str, given: Iterable[_T]) -> tuple[_T, ...]:
     if isinstance(given, Mapping) or not isinstance(given, Iterable):
-        raise TypeError(f"{name} must be a list, got {type(given).__name__} {given!r}")
+        raise TypeError(f"{name} must be a list, got {type(given).__name__} {given!r:.200}")
     return tuple(given)
 
 
@@ -270,7 +271,7 @@ def _strings(name: str, given: Sequence[str], most: int) -> tuple[str, ...]:
         raise ValueError(f"{name} has {len(texts)} strings; at most {most} are allowed")
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{name} must hold non-empty strings, got {text!r}")
+            raise ValueError(f"{name} must hold non-empty strings, got {text!r:.200}")
     return texts
 
 
@@ -287,24 +288,24 @@ def _pairs(name: str, given: object) -> tuple[tuple[int, float], ...]:
         return tuple(given.items())
     if isinstance(given, tuple) and all(isinstance(one, tuple) and len(one) == 2 for one in given):
         return given
-    raise TypeError(f"{name} must map token ids to numbers, got {given!r}")
+    raise TypeError(f"{name} must map token ids to numbers, got {given!r:.200}")
 
 
 def _check_number(
     name: str, value: float, *, low: float, high: float = math.inf, low_open: bool = False
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r}")
+        raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r:.200}")
     bounds = f"{'above' if low_open else 'at least'} {low:g}"
     if high != math.inf:
         bounds += f" and at most {high:g}"
     if not math.isfinite(value) or value < low or value > high or (low_open and value == low):
-        raise ValueError(f"{name} must be finite, {bounds}, got {value!r}")
+        raise ValueError(f"{name} must be finite, {bounds}, got {value!r:.200}")
 
 
 def _check_int(name: str, value: int, *, low: int, high: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__} {value!r}")
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__} {value!r:.200}")
     if value < low or (high is not None and value > high):
         upper = "" if high is None else f" and at most {high}"
         raise ValueError(f"{name} must be at least {low}{upper}, got {value}")

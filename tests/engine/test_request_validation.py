@@ -27,6 +27,7 @@ BAD_REQUESTS: dict[str, tuple[Any, Any, str]] = {
     "huge id": ([2**40], GREEDY, "token id 1099511627776 at position 0"),
     "negative id": ([5, -1], GREEDY, "token id -1 at position 1"),
     "floats": ([1.0, 2.0], GREEDY, "flat list of integer token ids, got list of float64"),
+    "lists of several lengths": ([[1], [2, 3]], GREEDY, r"flat list .* object with shape \(2,\)"),
     "nested": ([[1, 2], [3, 4]], GREEDY, r"flat list .* shape \(2, 2\)"),
     "no params": ("hi", None, "sampling_params must be a SamplingParams, got None"),
     "stop id": ("hi", SamplingParams(stop_token_ids=[260]), "stop_token_ids has 260, outside"),

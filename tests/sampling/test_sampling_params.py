@@ -29,6 +29,8 @@ def test_every_number_must_be_finite_and_in_range(name: str, value: float) -> No
     [
         ({"top_p": 0}, "top_p must be finite, above 0 and at most 1, got 0"),
         ({"top_p": 1.01}, "at most 1, got 1.01"),
+        ({"temperature": 1.1e6}, "temperature must be finite, at least 0 and at most 1e[+]06"),
+        ({"logit_bias": [5] * 10**5}, r"logit_bias must map token ids to numbers, got .{200}$"),
         ({"temperature": "1"}, "temperature must be a number, got str"),
         ({"temperature": True}, "temperature must be a number, got bool"),
         ({"temperature": None}, "temperature must be a number, got NoneType"),

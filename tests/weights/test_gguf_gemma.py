@@ -92,9 +92,12 @@ def test_a_scaled_gemma3_scales_only_layers_without_a_window(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_file_without_a_window_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_file_without_a_window_is_a_first_gemma2_or_refused(name: str, tmp_path: Path) -> None:
     model = tiny_gemma(name)
     metadata = metadata_of(name, model) | {f"{name}.attention.sliding_window": None}
     path = write_gguf(tmp_path / "m.gguf", model, metadata=metadata)
+    if name == "gemma2":
+        assert open_checkpoint(path).config["sliding_window"] == 4096
+        return
     with pytest.raises(ValueError, match=f"{name}.attention.sliding_window is None, not a pos"):
         open_checkpoint(path)

@@ -110,6 +110,35 @@ def test_what_the_hub_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None
         open_checkpoint("owner/m")
 
 
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library itself without a network; returns where its cache is."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_without_a_network_the_librarys_cache_is_used(offline: Path) -> None:
+    model = offline / "models--owner--m"
+    snapshot = model / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("a" * 40)
+    (snapshot / "config.json").write_text('{"x": 2}')
+    (model / "blobs").mkdir()
+    (model / "blobs" / "1").write_bytes(weights(offline, "only"))
+    (snapshot / "model.safetensors").symlink_to(model / "blobs" / "1")
+    checkpoint = open_checkpoint("owner/m")
+    assert checkpoint.config == {"x": 2}
+    assert [name for name, _ in checkpoint.tensors()] == ["only"]
+
+
+def test_without_a_network_a_model_that_is_not_there_is_told_so(offline: Path) -> None:
+    message = "no model 'owner/m': there is no path of that name, and .* hub: LocalEntryNotFound"
+    with pytest.raises(RuntimeError, match=message):
+        open_checkpoint("owner/m")
+
+
 def test_a_path_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any, **options: Any) -> str:
         raise AssertionError("asked")

@@ -143,7 +143,7 @@ class RequestBuilder:
                 raise ValueError(f"request {request_id!r}: a prompt as text needs a tokenizer")
             ids = np.asarray(self._tokenizer.encode(prompt))
         else:
-            ids = np.asarray(prompt)
+            ids = _flat(prompt)
         if ids.size == 0:
             raise ValueError(
                 f"request {request_id!r}: the prompt is empty; give at least one token"
@@ -189,6 +189,13 @@ class RequestBuilder:
             tuple(np.array([word], dtype=np.uint64) for word in divmod(self._seed, 2**32)[::-1]),
         )
         return int(high[0]) << 32 | int(low[0])
+
+
+def _flat(prompt: object) -> NDArray[np.generic]:
+    try:
+        return np.asarray(prompt)
+    except ValueError:  # lists of several lengths in a list
+        return np.asarray(prompt, dtype=object)
 
 
 def check_cache_salt(request_id: str, salt: str | None) -> None:

@@ -22,8 +22,10 @@ _LLAMA = {
     "gemma3": LlamaArchitecture("gemma3", "Gemma3ForCausalLM", other_names=_NORMS + QK_NORMS),
 }
 # The models of 27 billion weights scale attention by hidden_size / num_heads; the files do not say
-# so, and readers know these models by their layers.
+# so, and llama.cpp, whose files they are, knows these models by their layers.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+# Where a file has none: those of the first Gemma 2 were written before they had one.
+_WINDOWS = {"gemma2": 4096, "gemma3": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class GemmaArchitecture:
         config |= {
             "model_type": {"gemma2": "gemma2", "gemma3": "gemma3_text"}[self.name],
             "hidden_activation": "gelu_pytorch_tanh",
-            "sliding_window": metadata.positive("attention.sliding_window"),
+            "sliding_window": metadata.positive("attention.sliding_window", _WINDOWS[self.name]),
             "query_pre_attn_scalar": per_head if is_27b else config["head_dim"],
         }
         if self.name == "gemma2":
