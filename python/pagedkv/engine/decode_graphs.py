@@ -19,8 +19,19 @@ Body = Callable[[StepTensors, Kinds], torch.Tensor]
 
 # Rows, padding included; what they ask for; groups that share a prefix, empty ones included.
 _Key = tuple[int, Kinds, int]
-_COMMON = (Kinds(False, False, False), Kinds(True, False, False))
+COMMON = (Kinds(False, False, False), Kinds(True, False, False))
 _STEP = 8  # rows between two sizes; fewer than one tile of a matrix product
+
+
+def sizes_for(max_num_seqs: int) -> list[int]:
+    """Rows of the graphs, padding included."""
+    few = [size for size in (1, 2, 4) if size < max_num_seqs]
+    return [*few, *range(_STEP, max_num_seqs, _STEP), max_num_seqs]
+
+
+def num_common_graphs(max_num_seqs: int) -> int:
+    """Those that are captured at start."""
+    return len(COMMON) * len(sizes_for(max_num_seqs))
 
 
 class DecodeGraphs:
@@ -32,8 +43,7 @@ class DecodeGraphs:
         self, body: Body, max_num_seqs: int, max_num_blocks: int, device: torch.device
     ) -> None:
         self._body = body
-        few = [size for size in (1, 2, 4) if size < max_num_seqs]
-        self.sizes: list[int] = [*few, *range(_STEP, max_num_seqs, _STEP), max_num_seqs]
+        self.sizes = sizes_for(max_num_seqs)
         self._tables = torch.zeros(max_num_seqs, max_num_blocks, dtype=torch.int32, device=device)
         self._graphs: dict[_Key, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -45,11 +55,11 @@ class DecodeGraphs:
     def capture_common(self, padding: Callable[[int], StepTensors]) -> None:
         """padding: the inputs of a step of that size which has no rows of its own."""
         largest = padding(self.sizes[-1])
-        for kinds in _COMMON:
+        for kinds in COMMON:
             self._body(self._with_own_tables(largest), kinds)  # libraries set themselves up
         for size in reversed(self.sizes):  # the largest first: the others fit in its memory
             tensors = padding(size)
-            for kinds in _COMMON:
+            for kinds in COMMON:
                 self._capture(tensors, kinds)
 
     def run(self, tensors: StepTensors, num_rows: int, kinds: Kinds) -> torch.Tensor:

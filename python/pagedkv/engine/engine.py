@@ -15,7 +15,8 @@ from pagedkv.block_manager import PrefixGrouper, Snapshot, Statistics, prefix_co
 from pagedkv.config import EngineConfig
 from pagedkv.engine.input_builder import InputBuilder
 from pagedkv.engine.kv_scales import scales_for
-from pagedkv.engine.loading import LoadedModel, load
+from pagedkv.engine.loaded_model import LoadedModel
+from pagedkv.engine.loading import load
 from pagedkv.engine.model_runner import ModelRunner
 from pagedkv.engine.observer import NoObserver, RunObserver
 from pagedkv.engine.output_processor import OutputProcessor

@@ -14,7 +14,7 @@ import logging
 import torch
 
 from pagedkv.engine.layer_caches import layer_caches
-from pagedkv.engine.loading import LoadedModel
+from pagedkv.engine.loaded_model import LoadedModel
 from pagedkv.kv_cache import CacheShape, KVCache
 from pagedkv.models import AttentionMetadata
 

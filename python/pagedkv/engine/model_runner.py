@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 from pagedkv.engine.decode_graphs import DecodeGraphs
 from pagedkv.engine.input_builder import InputBuilder, StepTensors
 from pagedkv.engine.layer_caches import layer_caches
+from pagedkv.engine.model import Model
 from pagedkv.engine.rate_meter import RateMeter
+from pagedkv.engine.step_parts import join_samples, join_scores, run_in_parts
 from pagedkv.engine.stopwatch import Span, Stopwatch
 from pagedkv.kv_cache import KVCache
-from pagedkv.models import AttentionMetadata, LayerCache
 from pagedkv.records import PENDING, Candidates, ScheduledStep, empty_step
 from pagedkv.sampling import (
     Kinds,
@@ -37,6 +39,8 @@ from pagedkv.sampling import (
     score_tokens,
 )
 
+logger = logging.getLogger(__name__)
+
 _SCORED_AT_ONCE = 256  # tokens of prompts
 
 
@@ -44,7 +48,8 @@ class Sampled(NamedTuple):
     """token_ids int64, failed bool, logprobs float64, each [num_samples]. The token of a row that
     has failed means nothing. logprobs None: none is wanted. scores: of the chosen tokens that want
     them, rows being indices of samples; prompt_scores: of tokens of prompts, rows being one row of
-    the step, and the position of the first of them.
+    the step, and the position of the first of them. unfit: rows of the step for which the device's
+    memory does not suffice; what stands for their samples means nothing.
     """
 
     token_ids: NDArray[np.int64]
@@ -53,6 +58,7 @@ class Sampled(NamedTuple):
     candidates: Candidates | None = None
     scores: TokenScores | None = None
     prompt_scores: Sequence[tuple[TokenScores, int]] = ()
+    unfit: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,20 +75,7 @@ class Launched:
     moving: tuple[int, Span] | None  # bytes
     prefilling: tuple[int, Span] | None  # tokens
     prompt_scores: Sequence[tuple[TokenScores, int]] = ()
-
-
-class Model(Protocol):
-    """What the engine needs of a model."""
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv_caches: Sequence[LayerCache],
-        attn_metadata: AttentionMetadata,
-    ) -> torch.Tensor: ...
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+    unfit: Sequence[int] = ()
 
 
 class ModelRunner:
@@ -163,46 +156,93 @@ class ModelRunner:
             num_wanted = request.sampling_params.prompt_logprobs
             self._num_prompt_logprobs[admitted.slot] = -1 if num_wanted is None else num_wanted
             self._prompt_lens[admitted.slot] = request.prompt_len
+        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            moving = self._move_blocks(step)
+            launched = self._try(step, token_ids, self._graphs)
+            if launched is None:
+                launched = self._in_parts(step, token_ids)
+        return dataclasses.replace(launched, moving=moving)
+
+    def _try(
+        self, step: ScheduledStep, token_ids: NDArray[np.int32], graphs: DecodeGraphs | None
+    ) -> Launched | None:
+        """None: the device's memory does not suffice, and nothing has happened but that the step's
+        K/V may have been written, as they will be again.
+        """
+        try:
+            return self._compute(step, token_ids, graphs)
+        except torch.OutOfMemoryError as error:
+            logger.warning(
+                "step %d: %d tokens of %d requests do not fit: %s",
+                step.step_id,
+                step.num_tokens,
+                step.slots.size,
+                str(error).partition(". ")[0],
+            )
+        # Outside the handler: there the error keeps alive what was computed so far.
+        if self._stream is not None:
+            self._stream.synchronize()  # pinned arrays of this and the step before may be written
+        return None
+
+    def _in_parts(self, step: ScheduledStep, token_ids: NDArray[np.int32]) -> Launched:
+        """The step kernel by kernel, in as many parts as it takes; waits for each."""
+
+        def run(part: ScheduledStep) -> Launched | None:
+            launched = self._try(part, token_ids, None)
+            if launched is None or self._stream is None:
+                return launched
+            self._stream.synchronize()
+            logits = launched.logits
+            return dataclasses.replace(launched, logits=None if logits is None else logits.cpu())
+
+        done, unfit = run_in_parts(step, run)
+        params = self._params.rows(step.slots[step.sample_rows], step.sample_draws)
+        tokens = join_samples(step, [(part, one.token_ids) for part, one in done], nothing=-1)
+        logits = [(part, one.logits) for part, one in done if one.logits is not None]
+        scores = join_scores([(part, one.prompt_scores) for part, one in done])
+        kept = join_samples(step, logits) if logits else None
+        return Launched(tokens, kept, params, None, None, None, scores, unfit)
+
+    def _compute(
+        self, step: ScheduledStep, token_ids: NDArray[np.int32], graphs: DecodeGraphs | None
+    ) -> Launched:
         params = self._params.rows(step.slots[step.sample_rows], step.sample_draws)
         wants_more = bool(
             params.wants_logprob.any()
             or params.num_candidates.any()
             or (params.num_logprobs >= 0).any()
         )
-        graphs, num_padded = self._graphs, None
+        num_padded = None
         has_rules = bool(self._has_rules[step.slots].any())
         if graphs is not None and not (wants_more or has_rules) and _is_decode(step):
             num_padded = graphs.size_for(step.slots.size)
-        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            tensors = self._inputs.build(step, token_ids, params, num_padded=num_padded)
-            moving = self._move_blocks(step)
-            if graphs is not None and num_padded is not None:
-                kinds = Kinds.of(params, self._vocab_size)
-                chosen = graphs.run(tensors, step.slots.size, kinds)
-                return self._launched(chosen, None, params, moving, None)
-            begin = self._watch.mark()
-            hidden = self._hidden(tensors)
-            prefilling = None
-            if tensors.attn_metadata.max_query_len > 1:
-                prefilling = step.num_tokens, Span(begin, self._watch.mark())
-            logits = None
-            chosen = torch.empty(0, dtype=torch.int64)
-            if step.sample_rows.size:
-                logits = self._logits(hidden[tensors.logit_rows])
-                ruled = self._ruled_rows(step, tensors, token_ids)
-                processed = process_logits(logits, ruled) if ruled else logits
-                chosen = self._choose(processed, tensors, params)
-            return dataclasses.replace(
-                self._launched(chosen, logits if wants_more else None, params, moving, prefilling),
-                prompt_scores=self._prompt_scores(step, tensors, hidden, token_ids),
-            )
+        tensors = self._inputs.build(step, token_ids, params, num_padded=num_padded)
+        if graphs is not None and num_padded is not None:
+            kinds = Kinds.of(params, self._vocab_size)
+            chosen = graphs.run(tensors, step.slots.size, kinds)
+            return self._launched(chosen, None, params, None)
+        begin = self._watch.mark()
+        hidden = self._hidden(tensors)
+        prefilling = None
+        if tensors.attn_metadata.max_query_len > 1:
+            prefilling = step.num_tokens, Span(begin, self._watch.mark())
+        logits = None
+        chosen = torch.empty(0, dtype=torch.int64)
+        if step.sample_rows.size:
+            logits = self._logits(hidden[tensors.logit_rows])
+            ruled = self._ruled_rows(step, tensors, token_ids)
+            processed = process_logits(logits, ruled) if ruled else logits
+            chosen = self._choose(processed, tensors, params)
+        return dataclasses.replace(
+            self._launched(chosen, logits if wants_more else None, params, prefilling),
+            prompt_scores=self._prompt_scores(step, tensors, hidden, token_ids),
+        )
 
     def _launched(
         self,
         chosen: torch.Tensor,
         logits: torch.Tensor | None,
         params: SlotParams,
-        moving: tuple[int, Span] | None,
         prefilling: tuple[int, Span] | None,
     ) -> Launched:
         done = None
@@ -210,7 +250,7 @@ class ModelRunner:
             chosen = chosen.to("cpu", non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return Launched(chosen, logits, params, done, moving, prefilling)
+        return Launched(chosen, logits, params, done, None, prefilling)
 
     def _decode(self, tensors: StepTensors, kinds: Kinds) -> torch.Tensor:
         """A step of decodes, from its inputs to its tokens: what a CUDA graph holds."""
@@ -247,8 +287,9 @@ class ModelRunner:
             self.meter.prefilled(num_tokens, span.seconds())
         failed = launched.token_ids.numpy() < 0
         chosen = np.maximum(launched.token_ids.numpy(), 0)
+        rest, unfit = launched.prompt_scores, launched.unfit
         if launched.logits is None:
-            return Sampled(chosen, failed, None, prompt_scores=launched.prompt_scores)
+            return Sampled(chosen, failed, None, prompt_scores=rest, unfit=unfit)
         best = best_candidates(launched.logits, launched.params)
         return Sampled(
             chosen,
@@ -256,7 +297,8 @@ class ModelRunner:
             chosen_logprobs(launched.logits, launched.params, chosen),
             None if best is None else Candidates(*best),
             self._scores(launched, chosen),
-            launched.prompt_scores,
+            rest,
+            unfit,
         )
 
     @staticmethod

@@ -10,12 +10,9 @@ import torch
 
 from pagedkv.config import EngineConfig
 from pagedkv.engine.device import bytes_left
-from pagedkv.engine.layer_caches import layer_caches
-from pagedkv.engine.loading import LoadedModel
-from pagedkv.kv_cache import KVCache
-from pagedkv.models import AttentionMetadata
+from pagedkv.engine.largest_step import run_largest_step
+from pagedkv.engine.loaded_model import LoadedModel
 from pagedkv.records import RunFacts
-from pagedkv.sampling import Kinds, RowTensors, choose
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +34,7 @@ def free_bytes(loaded: LoadedModel, config: EngineConfig) -> int | None:
     run_largest_step(loaded, config)
     torch.cuda.synchronize(loaded.device)
     peak = torch.cuda.max_memory_allocated(loaded.device)
-    kept = _RESERVE_BYTES
-    if not config.enforce_eager:
-        kept += _GRAPH_COPIES * 4 * config.scheduler.max_num_seqs * loaded.sampled_vocab_size
+    kept = kept_bytes(config, loaded.sampled_vocab_size)
     left = bytes_left(loaded.device, cache.gpu_memory_utilization, peak + kept)
     logger.info(
         "a step of %d tokens takes %.2f GiB with the weights, %.2f GiB are left for the pool",
@@ -50,38 +45,11 @@ def free_bytes(loaded: LoadedModel, config: EngineConfig) -> int | None:
     return max(left, 0)
 
 
-@torch.inference_mode()
-def run_largest_step(loaded: LoadedModel, config: EngineConfig) -> None:
-    """One chunk of max_num_batched_tokens tokens, at most max_model_len each, and the choice of
-    max_num_seqs tokens with all filters. It writes no K/V.
-    """
-    num_tokens, num_seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
-    device, block_size = loaded.device, config.cache.block_size
-    shape = loaded.cache_shape.stored_as(config.cache.kv_cache_dtype)
-    scales = torch.ones(shape.num_layers, 2, shape.num_kv_heads) if shape.is_fp8 else None
-    cache = KVCache(shape, 1, block_size, device=device, scales=scales)
-    cache.tensor.zero_()
-    length = min(num_tokens, loaded.max_model_len)
-    starts = [*range(0, num_tokens, length), num_tokens]
-    lens = torch.tensor(starts, dtype=torch.int32).diff()
-    hidden = loaded.model.forward(
-        torch.zeros(num_tokens, dtype=torch.int64, device=device),
-        torch.zeros(num_tokens, dtype=torch.int64, device=device),
-        layer_caches(cache),
-        AttentionMetadata(
-            block_tables=torch.zeros(
-                lens.numel(), -(-length // block_size), dtype=torch.int32, device=device
-            ),
-            seq_lens=lens.to(device),
-            query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),
-            slot_mapping=torch.full((num_tokens,), -1, dtype=torch.int64, device=device),
-            max_query_len=length,
-        ),
-    )
-    ones = torch.ones(num_seqs, device=device)
-    rows = RowTensors(ones, ones.long(), ones.double() / 2, ones.double() / 2)
-    logits = loaded.model.compute_logits(hidden[:num_seqs])[:, : loaded.sampled_vocab_size]
-    choose(logits, rows, Kinds(draws=True, has_top_k=True, has_top_p=True))
+def kept_bytes(config: EngineConfig, vocab_size: int) -> int:
+    """What the pool leaves free beyond the largest step."""
+    if config.enforce_eager:
+        return _RESERVE_BYTES
+    return _RESERVE_BYTES + _GRAPH_COPIES * 4 * config.scheduler.max_num_seqs * vocab_size
 
 
 def log_pool(facts: RunFacts, block_size: int, device: torch.device) -> None:
@@ -100,3 +68,6 @@ def log_pool(facts: RunFacts, block_size: int, device: torch.device) -> None:
         facts.max_model_len,
         facts.num_blocks / per_request,
     )
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        logger.info("of %s %.2f GiB are in use", device, (total - free) / 2**30)

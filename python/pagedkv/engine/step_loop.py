@@ -29,6 +29,11 @@ from pagedkv.scheduler import Rates, Scheduler
 
 logger = logging.getLogger(__name__)
 
+OUT_OF_MEMORY = (
+    "the device's memory does not suffice for its part of a step even alone: lower "
+    "max_num_batched_tokens or gpu_memory_utilization"
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flight:
@@ -122,6 +127,9 @@ class StepLoop:
             if isinstance(flight.launched, BaseException):
                 raise flight.launched
             sampled = self._runner.collect(flight.launched)
+            if sampled.unfit and not isinstance(self.observer, NoObserver):
+                # A recording has failed steps and failed samples, and a chunk may have no sample.
+                raise MemoryError(OUT_OF_MEMORY)
         except BaseException as error:
             text = "interrupted"
             if isinstance(error, Exception):
@@ -134,11 +142,12 @@ class StepLoop:
             if isinstance(error, Exception):
                 return result
             raise
+        ended = self._scheduler.fail_rows(step, sampled.unfit, OUT_OF_MEMORY)
         self.observer.sampled(
             step, table, flight.rates, sampled.token_ids, sampled.failed, sampled.candidates
         )
         self._outputs.logprobs.take(step, sampled, self._scheduler)
-        ended = self._scheduler.update(
+        ended += self._scheduler.update(
             step, sampled.token_ids, sampled.failed, sampled.logprobs, sampled.candidates
         )
         stopped: list[str] = []

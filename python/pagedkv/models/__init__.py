@@ -5,7 +5,7 @@ pagedkv.weights.
 """
 
 from pagedkv.models.config import ModelConfig
-from pagedkv.models.loading import load_model, random_model
+from pagedkv.models.loading import load_model, random_model, shape_model
 from pagedkv.models.metadata import AttentionMetadata, LayerCache
 from pagedkv.models.registry import FAMILIES, CausalLM
 
@@ -17,4 +17,5 @@ __all__ = [
     "ModelConfig",
     "load_model",
     "random_model",
+    "shape_model",
 ]

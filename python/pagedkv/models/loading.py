@@ -1,5 +1,5 @@
-"""load_model: from a configuration and a stream of tensors to a model, strictly; random_model: from
-a configuration alone.
+"""load_model: from a configuration and a stream of tensors to a model, strictly; random_model and
+shape_model: from a configuration alone.
 
 Every tensor of the checkpoint is used, known to be derived, or an error that names it; every
 parameter is filled, or an error names the tensors that it lacks.
@@ -66,6 +66,19 @@ def random_model(
     """
     model, parameters = _build(config, dtype, torch.device(device), max_model_len)
     parameters.fill(seed=0)
+    parameters.finish()
+    return model
+
+
+@torch.inference_mode()
+def shape_model(
+    config: Mapping[str, object], *, dtype: torch.dtype, max_model_len: int | None = None
+) -> CausalLM:
+    """The model that config describes on the meta device: it computes shapes, takes no memory, and
+    shows what one with weights would take. Arguments and errors: as load_model.
+    """
+    model, parameters = _build(config, dtype, torch.device("meta"), max_model_len)
+    parameters.leave_empty()
     parameters.finish()
     return model
 

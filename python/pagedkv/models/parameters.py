@@ -162,6 +162,11 @@ class Parameter:
         self._data.normal_(0.0 if self._data.ndim > 1 else 1.0, 0.02, generator=random)
         self._missing.clear()
 
+    def leave_empty(self) -> None:
+        """Its memory, holding anything."""
+        self._data = self._empty()
+        self._missing.clear()
+
     def _empty(self) -> torch.Tensor:
         rows = sum(self._shape(i)[0] for i in range(len(self.pieces)))
         shape = (rows, *self._shape(0)[1:])
@@ -222,6 +227,11 @@ class Parameters:
         random = torch.Generator(self.device).manual_seed(seed)
         for one in dict.fromkeys(self._by_name.values()):
             one.fill(random)
+
+    def leave_empty(self) -> None:
+        """Memory for all that is missing, holding anything: for counting bytes."""
+        for one in dict.fromkeys(self._by_name.values()):
+            one.leave_empty()
 
     def finish(self) -> None:
         """Let the layers bring their tensors into the form they run on. REQUIRES none missing."""

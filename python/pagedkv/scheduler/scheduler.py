@@ -9,6 +9,8 @@ manager owns block tables; the slot table owns token ids.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -361,6 +363,17 @@ class Scheduler:
             done = self._beams.advance()
             ended += self._ending.end([(beam, "length", None) for beam in done])
         return ended
+
+    def fail_rows(
+        self, step: ScheduledStep, rows: Sequence[int], error: str
+    ) -> list[FinishedRequest]:
+        """Some rows of a launched step were not computed: their requests end with the error before
+        update(), which then publishes nothing of them.
+        """
+        alive = [row for row in rows if self.slots.seq_ids[step.slots[row]] == step.seq_ids[row]]
+        return self._ending.end(
+            [(self._running.entry_at(int(step.slots[row])), "error", error) for row in alive]
+        )
 
     def fail(self, step: ScheduledStep, error: str) -> list[FinishedRequest]:
         """A launched step did not finish: its requests end with the error, nothing of it is

@@ -1,0 +1,138 @@
+"""Memory on a GPU: what is predicted from a config.json is what is then used, and on a card that is
+full steps run in parts and only what does not fit fails."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_llama import answers, engine_on
+
+from pagedkv.config import EngineConfig
+from pagedkv.engine import Engine
+from pagedkv.engine.largest_step import run_largest_step
+from pagedkv.engine.loading import load
+from pagedkv.engine.memory_plan import predict
+from pagedkv.sampling_params import SamplingParams
+
+QWEN3: dict[str, object] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
+LLAMA: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 32768,
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        (QWEN3, {"num_gpu_blocks_override": 10_000, "max_num_batched_tokens": 8192}),
+        (QWEN3, {"num_gpu_blocks_override": 10_000, "enforce_eager": True}),
+        (LLAMA, {"gpu_memory_utilization": 0.5, "max_num_batched_tokens": 8192}),
+        (LLAMA, {"gpu_memory_utilization": 0.4, "kv_cache_dtype": "fp8"}),
+    ],
+)
+def test_what_is_predicted_is_used(
+    device: torch.device, tmp_path: Path, shape: dict[str, object], options: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "torch_dtype": "bfloat16"}))
+    config = EngineConfig.from_options(
+        str(tmp_path), load_format="dummy", device=str(device), max_model_len=16384, **options
+    )
+    total = torch.cuda.mem_get_info(device)[1]
+    plan = predict(config, shape, torch.bfloat16, gpu_bytes=total)
+    loaded = load(config)
+    assert abs(torch.cuda.memory_allocated(device) / plan.weights_bytes - 1) < 0.001
+    engine = Engine(loaded, config)
+    assert abs(engine.statistics().num_blocks / plan.num_blocks - 1) < 0.01
+    run_largest_step(loaded, config)
+    answers(engine, [[1, 2, 3, i] for i in range(40)], GREEDY)
+    free, total = torch.cuda.mem_get_info(device)
+    error = (total - free) / plan.used_bytes - 1
+    print(f"{plan} used {(total - free) / 2**20:.0f} MiB, {100 * error:+.2f} %")
+    assert abs(error) < 0.01
+
+
+def fill(device: torch.device, leave: int) -> list[torch.Tensor]:
+    """Take the card's memory but for leave bytes."""
+    torch.cuda.empty_cache()
+    held = []
+    size = 2**34
+    while size >= 2**21:
+        free = torch.cuda.mem_get_info(device)[0]
+        if free - leave < size:
+            size //= 2
+            continue
+        held.append(torch.empty(size, dtype=torch.uint8, device=device))
+    return held
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_on_a_full_card_a_step_runs_in_parts(device, caplog, enforce_eager: bool) -> None:
+    """The largest part of what a step of 8,192 tokens takes is 8,192 x 3 x 384 numbers."""
+    options: dict[str, Any] = {
+        "num_gpu_blocks_override": 1000,
+        "max_num_batched_tokens": 8192,
+        "enforce_eager": enforce_eager,
+    }
+    prompts = [[(7 * i + j) % 1500 for j in range(400)] for i in range(20)]
+    right = answers(engine_on(device, "float32", **options), prompts, GREEDY)
+    engine = engine_on(device, "float32", **options)
+    answers(engine, [[1, 2]], GREEDY)  # libraries set themselves up
+    held = fill(device, 24 * 2**20)
+    engine.reset_prefix_cache()
+    with caplog.at_level("WARNING"):
+        got = answers(engine, prompts, GREEDY)
+    assert "do not fit: CUDA out of memory" in caplog.text
+    assert got == right
+    del held
+
+
+def test_on_a_full_card_only_what_does_not_fit_fails_and_the_engine_lives_on(device) -> None:
+    options = {"num_gpu_blocks_override": 1000, "max_num_batched_tokens": 8192}
+    engine = engine_on(device, "float32", **options)
+    long = [(3 * j) % 1500 for j in range(500)]
+    short = [[5, 6, i] for i in range(6)]
+    right = answers(engine, [*short, long], GREEDY)
+    engine.reset_prefix_cache()
+    held = fill(device, 0)
+    outputs = {}
+    for i, prompt in enumerate([*short, long]):
+        engine.add_request(str(i), prompt, GREEDY)
+    while engine.has_work:
+        outputs |= {one.request_id: one for one in engine.step().finished}
+        engine.check_invariants()
+    for i in range(len(short)):
+        assert outputs[str(i)].error is None, outputs[str(i)].error
+        assert outputs[str(i)].outputs[0].token_ids == right[i][0]
+    assert "memory does not suffice" in str(outputs["6"].error)
+    del held
+    torch.cuda.empty_cache()
+    assert answers(engine, [*short, long], GREEDY) == right

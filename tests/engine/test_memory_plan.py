@@ -1,0 +1,162 @@
+"""The prediction of an engine's memory from a config.json: what is counted, and of a real model.
+On a GPU it is compared with what is then used (tests/cuda/test_cuda_memory.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from pagedkv.config import EngineConfig
+from pagedkv.engine import memory_plan
+from pagedkv.engine.decode_graphs import num_common_graphs, sizes_for
+from pagedkv.engine.live_memory import LiveMemory
+from pagedkv.engine.loaded_model import describe
+from pagedkv.engine.memory_plan import MemoryPlan, log_prediction, predict
+from pagedkv.models import random_model
+
+CONFIG: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+H200 = 139 * 2**30
+
+
+def plan(config: dict[str, object] = CONFIG, **options: Any) -> MemoryPlan:
+    made = EngineConfig.from_options("m", **{"max_num_seqs": 16, **options})
+    return predict(made, config, torch.bfloat16, gpu_bytes=H200)
+
+
+def test_live_memory_counts_what_is_alive_at_once() -> None:
+    with torch.inference_mode(), LiveMemory("meta") as memory:
+        x = torch.empty(1024, device="meta")
+        y = (x + 1) * 2
+        assert (memory.now, memory.peak) == (8192, 12288)
+        view = y.view(32, 32)
+        y.add_(1)
+        assert memory.now == 8192
+        del y
+        assert memory.now == 8192  # the view holds it
+        del view
+        assert memory.now == 4096
+        torch.empty(1, device="meta")
+        assert memory.peak == 12288
+        small = torch.empty(1, device="meta")
+        assert memory.now == 4096 + 512  # pieces of 512 bytes
+        on_cpu = torch.empty(1 << 20)
+        assert memory.now == 4096 + 512
+    assert (x.numel(), small.numel(), on_cpu.numel()) == (1024, 1, 1 << 20)
+
+
+def test_weights_are_those_of_a_real_model() -> None:
+    with LiveMemory("cpu") as memory:
+        model = random_model(CONFIG, dtype=torch.bfloat16, device="cpu")
+    del model
+    numbers = 2 * 1000 * 256 + 256  # embedding, head, last norm
+    numbers += 3 * (2 * 256 + 256 * (256 + 2 * 64) + 256 * 256 + 3 * 256 * 1024)
+    table = 512 * 32 * 4
+    assert plan().weights_bytes == 2 * numbers + table
+    assert memory.peak >= plan().weights_bytes
+    tied = {**CONFIG, "tie_word_embeddings": True}
+    assert plan().weights_bytes - plan(tied).weights_bytes == 2 * 1000 * 256
+    longer = plan(max_model_len=256)
+    assert plan().weights_bytes - longer.weights_bytes == 256 * 32 * 4
+
+
+def test_a_step_takes_what_its_widest_point_holds() -> None:
+    """The feed-forward: the sum, the normed sum, what the layer was given, gate and up, and their
+    product; and the step's arrays (ids, positions, slots; lengths, starts, tables).
+    """
+    for num_tokens in (4096, 8192):
+        step = plan(max_num_batched_tokens=num_tokens).step_bytes
+        widest = 2 * num_tokens * (3 * 256 + 3 * 1024)
+        arrays = 3 * 8 * num_tokens
+        assert widest + arrays < step < 1.01 * (widest + arrays)
+    many = plan(max_num_seqs=2048).step_bytes
+    assert many > plan(max_num_seqs=16).step_bytes  # logits take more than the feed-forward
+    assert many > 2048 * 1000 * 4
+
+
+def test_the_pool_is_what_is_left_or_what_an_option_says() -> None:
+    block = 16 * 2 * 3 * 2 * 32 * 2
+    assert plan(num_gpu_blocks_override=77).pool_bytes == 77 * block
+    assert plan(kv_cache_memory_bytes=10 * block + 1).num_blocks == 10
+    assert plan(num_gpu_blocks_override=77, kv_cache_dtype="fp8").pool_bytes == 77 * block // 2
+    half, most = plan(gpu_memory_utilization=0.5), plan(gpu_memory_utilization=0.9)
+    assert abs(most.pool_bytes - half.pool_bytes - 0.4 * H200) < 2 * block
+    assert half.used_bytes < 0.5 * H200 < half.used_bytes + 2**30
+    swapped = plan(swap_space=1.0)
+    assert (swapped.cpu_pool_bytes, plan().cpu_pool_bytes) == (2**30 // block * block, 0)
+    with pytest.raises(ValueError, match=r"gpu_memory_utilization is 0.004, which leaves 0 bytes"):
+        plan(gpu_memory_utilization=0.004)
+
+
+def test_graphs_are_counted_unless_there_are_none() -> None:
+    assert plan(enforce_eager=True).graphs_bytes == 0
+    few, many = plan(max_num_seqs=16), plan(max_num_seqs=256)
+    assert 0 < few.graphs_bytes < many.graphs_bytes
+    assert sizes_for(16) == [1, 2, 4, 8, 16]
+    assert sizes_for(1) == [1]
+    assert num_common_graphs(16) % len(sizes_for(16)) == 0
+    # Without an option for the pool, what graphs may take is left free.
+    assert plan(enforce_eager=True).num_blocks > plan().num_blocks
+
+
+def test_the_parts_make_the_whole() -> None:
+    one = plan(num_gpu_blocks_override=100)
+    parts = (one.weights_bytes, one.step_bytes, one.graphs_bytes, one.libraries_bytes)
+    assert one.used_bytes == sum(parts) + one.pool_bytes
+
+
+class Gpu:
+    type = "cuda"
+
+    def __str__(self) -> str:
+        return "cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("options", "free", "words"),
+    [
+        ({"num_gpu_blocks_override": 100}, 100 * 2**30, "predicted for cuda:0: weights 0.01 GiB"),
+        ({"num_gpu_blocks_override": 10**7}, 100 * 2**30, "will not fit on cuda:0, which has 139"),
+        ({"gpu_memory_utilization": 0.2}, 90 * 2**30, "will not fit on cuda:0: gpu_memory_util"),
+    ],
+)
+def test_the_prediction_is_logged_before_loading(
+    options: dict[str, Any],
+    free: int,
+    words: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, H200))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    config = EngineConfig.from_options("m", max_num_seqs=16, **options)
+    device: Any = Gpu()
+    with caplog.at_level(logging.INFO, logger=memory_plan.__name__):
+        log_prediction(config, CONFIG, torch.bfloat16, device)
+    assert words in caplog.text
+    assert any(one.levelno == logging.WARNING for one in caplog.records) == ("not fit" in words)
+
+
+def test_nothing_is_predicted_for_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        log_prediction(EngineConfig(model="m"), CONFIG, torch.float32, torch.device("cpu"))
+    assert not caplog.records
+
+
+def test_a_model_on_the_meta_device_is_described_like_any_other() -> None:
+    model = memory_plan.shape_model(CONFIG, dtype=torch.bfloat16, max_model_len=100)
+    loaded = describe(model, torch.bfloat16, torch.device("meta"), max_model_len=100)
+    assert loaded.max_model_len == 100
+    assert loaded.cache_shape.bytes_per_token == 2 * 3 * 2 * 32 * 2
