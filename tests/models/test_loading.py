@@ -87,6 +87,15 @@ def test_all_problems_are_in_one_message_that_stays_short() -> None:
     assert len(message) < 1000
 
 
+def test_names_of_a_file_are_shown_on_one_short_line() -> None:
+    config, state = parts()
+    odd = {"a\nb\x1b[31m": torch.zeros(1), "x" * 10**6: torch.zeros(1)}
+    message = refusal(config, state | odd)
+    assert "unexpected tensors (2): 'a\\nb\\x1b[31m', xxx" in message
+    assert message.isprintable()
+    assert len(message) < 600
+
+
 def test_biases_that_the_config_promises_must_be_there() -> None:
     config, state = parts()
     assert "missing tensors (8): model.layers.0.self_attn.k_proj.bias" in refusal(

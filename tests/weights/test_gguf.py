@@ -141,7 +141,30 @@ def test_the_divisors_of_llama3_in_a_file_are_its_scaling(tmp_path: Path) -> Non
                 "llama.rope.scaling.factor": 2.0,
                 "llama.rope.scaling.original_context_length": 32,
             },
-            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
+            {
+                "rope_type": "yarn",
+                "factor": 2.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+        (
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 2.0,
+                "llama.rope.scaling.original_context_length": 32,
+                "llama.rope.scaling.yarn_beta_fast": 16.0,
+                "llama.rope.scaling.yarn_beta_slow": 2.0,
+                "llama.rope.scaling.attn_factor": 1.0,
+            },
+            {
+                "rope_type": "yarn",
+                "factor": 2.0,
+                "beta_fast": 16.0,
+                "beta_slow": 2.0,
+                "original_max_position_embeddings": 32,
+            },
         ),
     ],
 )
@@ -185,6 +208,11 @@ HEADS = "llama.attention.head_count"
         ({"llama.expert_count": 8}, "expert_count is 8, but mixtures of experts are not"),
         ({"llama.attention.layer_norm_rms_epsilon": "x"}, "rms_epsilon is 'x', not a number"),
         ({"llama.rope.scaling.type": "su"}, "type is 'su'; supported are none, linear, yarn"),
+        ({"llama.rope.scaling.type": 5}, "type is 5, not a text"),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 0.5},
+            "attn_factor is 0.5, but only 1 is supported",
+        ),
         ({"llama.vocab_size": None}, "neither llama.vocab_size nor tokenizer.ggml.tokens"),
     ],
 )
@@ -244,6 +272,25 @@ def test_values_do_not_alias_the_file(tmp_path: Path) -> None:
     for _, tensor in open_checkpoint(path).tensors():
         tensor.zero_()
     assert path.read_bytes() == before
+
+
+def test_a_file_cut_after_it_was_opened_is_one_clear_error(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", tiny_llama())
+    checkpoint = open_checkpoint(path)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(ValueError, match=r"m\.gguf has changed since it was opened"):
+        list(checkpoint.tensors())
+
+
+def test_a_file_cut_while_it_is_read_is_one_clear_error(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", tiny_llama())
+    tensors = open_checkpoint(path).tensors()
+    next(tensors)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(ValueError, match=r"m\.gguf: tensor .* it was cut while it was read"):
+        list(tensors)
 
 
 def test_the_header_equals_what_the_gguf_package_reads(tmp_path: Path) -> None:

@@ -174,6 +174,13 @@ def test_a_huge_json_file_is_refused_unread(sharded: Path) -> None:
         open_checkpoint(sharded)
 
 
+def test_a_file_without_end_is_refused(sharded: Path) -> None:
+    (sharded / "config.json").unlink()
+    (sharded / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=r"config\.json is larger than"):
+        open_checkpoint(sharded)
+
+
 def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json is missing"):
         open_checkpoint(tmp_path)

@@ -153,7 +153,9 @@ def _load(
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
+    # Names of a file: only plain ones are shown as they are.
+    plain = [one if one.isprintable() else repr(one) for one in names[:_SHOWN]]
+    return ", ".join([*(one[:200] for one in plain), *(["..."] if len(names) > _SHOWN else [])])
 
 
 def _compare_tied(name: str, tensor: torch.Tensor, parameter: Parameter) -> None:

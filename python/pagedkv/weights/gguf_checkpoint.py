@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import gguf
@@ -34,31 +36,34 @@ def open_gguf(path: Path) -> Checkpoint:
         ValueError: the file is malformed or cut short, or its architecture, a tensor or a setting
             is not supported. The message names the file and the reason.
     """
-    with path.open("rb") as file:
+    with FileIO(path) as file:
+        facts = _facts(file)
         if path.stat().st_size == 0:
             raise ValueError(f"{path}: not a valid GGUF file: it is empty")
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    header = read_header(path, data)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            header = read_header(path, data)
+        rope_factors = _rope_factors(file, header)
     named = header.metadata.get("general.architecture")
     architecture = ARCHITECTURES.get(named) if isinstance(named, str) else None
     if architecture is None:
         raise ValueError(
-            f"{path}: the GGUF architecture {named!r} is not supported; "
+            f"{path}: the GGUF architecture {named!r:.200} is not supported; "
             f"supported are {', '.join(ARCHITECTURES)}"
         )
     names = _hf_names(path, architecture, header)
     try:
-        config = architecture.config_of(
-            header.metadata, frozenset(header.tensors), _rope_factors(path, data, header)
-        )
+        config = architecture.config_of(header.metadata, frozenset(header.tensors), rope_factors)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
     def read() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, place in header.tensors.items():
-            if name in names:
-                tensor = _dequantised(path, data, place)
-                yield names[name], architecture.in_hf_form(name, tensor, config)
+        with FileIO(path) as file:
+            if _facts(file) != facts:
+                raise ValueError(f"{path} has changed since it was opened")
+            for name, place in header.tensors.items():
+                if name in names:
+                    tensor = _dequantised(file, place)
+                    yield names[name], architecture.in_hf_form(name, tensor, config)
 
     return Checkpoint(
         path=path,
@@ -70,36 +75,53 @@ def open_gguf(path: Path) -> Checkpoint:
     )
 
 
+def _facts(file: FileIO) -> tuple[int, int, int, int]:
+    """Which file it is, and its state."""
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def _hf_names(path: Path, architecture: Architecture, header: GGUFHeader) -> dict[str, str]:
     names = {name: architecture.hf_name(name) for name in header.tensors}
     names.pop(ROPE_FACTORS, None)
     unknown = sorted(name for name, found in names.items() if found is None)
     if unknown:
         raise ValueError(
-            f"{path}: tensors that the architecture {architecture.name} does not have: {unknown}"
+            f"{path}: tensors that the architecture {architecture.name} does not have: "
+            f"{unknown!s:.1000}"
         )
     return {name: found for name, found in names.items() if found is not None}
 
 
-def _rope_factors(path: Path, data: mmap.mmap, header: GGUFHeader) -> torch.Tensor | None:
+def _rope_factors(file: FileIO, header: GGUFHeader) -> torch.Tensor | None:
     place = header.tensors.get(ROPE_FACTORS)
-    return None if place is None else _dequantised(path, data, place)
+    return None if place is None else _dequantised(file, place)
 
 
-def _dequantised(path: Path, data: mmap.mmap, place: TensorPlace) -> torch.Tensor:
-    """The tensor as fp32, in memory of its own."""
-    raw = np.frombuffer(data, np.uint8, place.num_bytes, place.offset)
+def _dequantised(file: FileIO, place: TensorPlace) -> torch.Tensor:
+    """The tensor as fp32. It is read, not mapped: were the file cut meanwhile, a map would end the
+    process.
+    """
+    raw = np.empty(place.num_bytes, np.uint8)
+    file.seek(place.offset)
+    filled = 0
+    while filled < raw.size:
+        got = file.readinto(raw.data[filled:])  # at most 2 GiB at once
+        if not got:
+            raise ValueError(
+                f"{file.name}: tensor {place.name!r:.200} ends behind the file's end: it was cut "
+                "while it was read"
+            )
+        filled += got
     rows = raw.reshape(*place.shape[:-1], -1)
     try:
         values = gguf.dequantize(rows, place.kind)
     except NotImplementedError as error:
         raise ValueError(
-            f"{path}: tensor {place.name!r} has the type {place.kind.name}, which the installed "
-            "gguf package cannot dequantise"
+            f"{file.name}: tensor {place.name!r:.200} has the type {place.kind.name}, "
+            "which the installed gguf package cannot dequantise"
         ) from error
-    # A view of the read-only map would be an array that torch must not write to.
-    owned = values if values.flags.writeable else values.copy()
-    return torch.from_numpy(owned).reshape(place.shape)
+    return torch.from_numpy(values).reshape(place.shape)
 
 
 def _generation_config(header: GGUFHeader) -> dict[str, object]:

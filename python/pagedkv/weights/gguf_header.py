@@ -160,7 +160,7 @@ def read_header(path: Path, data: mmap.mmap) -> GGUFHeader:
     for _ in range(num_pairs):
         key = reader.string("a metadata key")
         if key in metadata:
-            reader.fail(f"the metadata key {key!r} appears twice")
+            reader.fail(f"the metadata key {key!r:.200} appears twice")
         metadata[key] = reader.value(key)
     return GGUFHeader(metadata, _tensors(reader, num_tensors, _alignment(reader, metadata)))
 
@@ -168,7 +168,7 @@ def read_header(path: Path, data: mmap.mmap) -> GGUFHeader:
 def _alignment(reader: _Reader, metadata: dict[str, object]) -> int:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        reader.fail(f"general.alignment is {alignment!r}, not a power of two")
+        reader.fail(f"general.alignment is {alignment!r:.200}, not a power of two")
     return alignment
 
 
@@ -180,14 +180,16 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> dict[str, TensorPla
         num_bytes = _num_bytes(reader, name, shape, kind)
         begin = begin_of_data + offset
         if offset % alignment:
-            reader.fail(f"tensor {name!r} is at offset {offset}, not a multiple of {alignment}")
+            reader.fail(
+                f"tensor {name!r:.200} is at offset {offset}, not a multiple of {alignment}"
+            )
         if begin + num_bytes > reader.size:
             reader.fail(
-                f"tensor {name!r} ends at {begin + num_bytes}, but the file ends at {reader.size}; "
-                "it may be cut short"
+                f"tensor {name!r:.200} ends at {begin + num_bytes}, but the file ends at "
+                f"{reader.size}; it may be cut short"
             )
         if name in places:
-            reader.fail(f"tensor {name!r} appears twice")
+            reader.fail(f"tensor {name!r:.200} appears twice")
         places[name] = TensorPlace(name, shape, kind, begin, num_bytes)
     _check_overlaps(reader, places)
     return places
@@ -197,17 +199,17 @@ def _tensor_info(
     reader: _Reader,
 ) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
     name = reader.string("a tensor's name")
-    num_dims = int(reader.number("I", f"number of dimensions of {name!r}"))
+    num_dims = int(reader.number("I", f"number of dimensions of {name!r:.200}"))
     if not 1 <= num_dims <= MAX_DIMS:
-        reader.fail(f"tensor {name!r} has {num_dims} dimensions; 1 to {MAX_DIMS} are possible")
-    dims = [int(reader.number("Q", f"shape of {name!r}")) for _ in range(num_dims)]
-    code = int(reader.number("I", f"type of {name!r}"))
-    offset = int(reader.number("Q", f"offset of {name!r}"))
+        reader.fail(f"tensor {name!r:.200} has {num_dims} dimensions; 1 to {MAX_DIMS} are possible")
+    dims = [int(reader.number("Q", f"shape of {name!r:.200}")) for _ in range(num_dims)]
+    code = int(reader.number("I", f"type of {name!r:.200}"))
+    offset = int(reader.number("Q", f"offset of {name!r:.200}"))
     try:
         kind = GGMLQuantizationType(code)
         GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError):
-        reader.fail(f"tensor {name!r} has the unknown type {code}")
+        reader.fail(f"tensor {name!r:.200} has the unknown type {code}")
     return name, tuple(reversed(dims)), kind, offset
 
 
@@ -217,10 +219,10 @@ def _num_bytes(
     """Bytes of a tensor: rows are cut into blocks of block_size elements, type_size bytes each."""
     block_size, type_size = GGML_QUANT_SIZES[kind]
     if min(shape) == 0:
-        reader.fail(f"tensor {name!r} has the shape {shape}, which is empty")
+        reader.fail(f"tensor {name!r:.200} has the shape {shape}, which is empty")
     if shape[-1] % block_size:
         reader.fail(
-            f"tensor {name!r} has rows of {shape[-1]} elements, "
+            f"tensor {name!r:.200} has rows of {shape[-1]} elements, "
             f"not a multiple of {block_size} as {kind.name} needs"
         )
     num_elements = 1
@@ -233,5 +235,5 @@ def _check_overlaps(reader: _Reader, places: dict[str, TensorPlace]) -> None:
     end, last = 0, ""
     for place in sorted(places.values(), key=lambda place: place.offset):
         if place.offset < end:
-            reader.fail(f"the tensors {last!r} and {place.name!r} overlap")
+            reader.fail(f"the tensors {last!r:.200} and {place.name!r:.200} overlap")
         end, last = place.offset + place.num_bytes, place.name

@@ -91,7 +91,7 @@ def _config_of(
     metadata = Metadata(values, prefix)
     if num_experts := metadata.get("expert_count", 0):
         raise ValueError(
-            f"GGUF metadata: {prefix}expert_count is {num_experts!r}, "
+            f"GGUF metadata: {prefix}expert_count is {num_experts!r:.200}, "
             "but mixtures of experts are not supported"
         )
     hidden_size = metadata.positive("embedding_length")
@@ -106,7 +106,7 @@ def _config_of(
     for key in ("attention.value_length", "rope.dimension_count"):
         if metadata.positive(key, head_dim) != head_dim:
             raise ValueError(
-                f"GGUF metadata: {prefix}{key} is {metadata.get(key)!r}, "
+                f"GGUF metadata: {prefix}{key} is {metadata.get(key)!r:.200}, "
                 f"but only the head_dim {head_dim} is supported"
             )
     max_len = metadata.positive("context_length")
@@ -136,14 +136,14 @@ def _config_of(
 def _rope_scaling(
     metadata: Metadata, max_len: int, factors: torch.Tensor | None
 ) -> dict[str, object] | None:
-    kind = metadata.get("rope.scaling.type", "none")
+    kind = metadata.text("rope.scaling.type", "none")
     name = f"{metadata.prefix}rope.scaling.type"
     if factors is not None:
         # Llama 3.1 and later: the file holds the divisor of each frequency. That is longrope with
         # one list for every length and no scaling of the amplitude.
         if kind not in ("none", "longrope"):
             raise ValueError(
-                f"GGUF metadata: {name} is {kind!r}, but the file also holds {ROPE_FACTORS}"
+                f"GGUF metadata: {name} is {kind!r:.200}, but the file also holds {ROPE_FACTORS}"
             )
         return {
             "rope_type": "longrope",
@@ -157,14 +157,22 @@ def _rope_scaling(
     if kind == "linear":
         return {"rope_type": "linear", "factor": metadata.number("rope.scaling.factor")}
     if kind == "yarn":
+        for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
+            if metadata.number(f"rope.scaling.{key}", 1.0) != 1:
+                raise ValueError(
+                    f"GGUF metadata: {metadata.prefix}rope.scaling.{key} is "
+                    f"{metadata.get(f'rope.scaling.{key}')!r}, but only 1 is supported"
+                )
         return {
             "rope_type": "yarn",
             "factor": metadata.number("rope.scaling.factor"),
+            "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
             "original_max_position_embeddings": metadata.positive(
                 "rope.scaling.original_context_length"
             ),
         }
-    raise ValueError(f"GGUF metadata: {name} is {kind!r}; supported are none, linear, yarn")
+    raise ValueError(f"GGUF metadata: {name} is {kind!r:.200}; supported are none, linear, yarn")
 
 
 def in_hf_order(
@@ -184,6 +192,6 @@ def in_hf_order(
         return tensor
     rows = tensor.shape[0]
     if rows % (2 * heads):
-        raise ValueError(f"tensor {name!r} has {rows} rows, not {heads} heads of an even size")
+        raise ValueError(f"tensor {name!r:.200} has {rows} rows, not {heads} heads of an even size")
     pairs = tensor.reshape(heads, rows // heads // 2, 2, *tensor.shape[1:])
     return pairs.transpose(1, 2).reshape(tensor.shape)

@@ -43,14 +43,20 @@ class Metadata:
     def positive(self, key: str, default: int | None = None) -> int:
         value, key = self.get(key, default), self.prefix + key
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"GGUF metadata: {key} is {value!r}, not a positive whole number")
+            raise ValueError(f"GGUF metadata: {key} is {value!r:.200}, not a positive whole number")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value, key = self.get(key, default), self.prefix + key
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"GGUF metadata: {key} is {value!r}, not a number")
+            raise ValueError(f"GGUF metadata: {key} is {value!r:.200}, not a number")
         return float(value)
+
+    def text(self, key: str, default: str) -> str:
+        value, key = self.get(key, default), self.prefix + key
+        if not isinstance(value, str):
+            raise ValueError(f"GGUF metadata: {key} is {value!r:.200}, not a text")
+        return value
 
     def vocab_size(self) -> int:
         """As stated, or the number of tokens."""

@@ -58,13 +58,14 @@ def read_json(path: Path) -> dict[str, object]:
             object in it has a name twice.
     """
     try:
-        size = path.stat().st_size
-        data = b"" if size > MAX_JSON_BYTES else path.read_bytes()
+        # Not by the size that the file is said to have: a link may lead to a device without end.
+        with path.open("rb") as file:
+            data = file.read(MAX_JSON_BYTES + 1)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    if size > MAX_JSON_BYTES:
+    if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"{path} is larger than {MAX_JSON_BYTES} bytes")
     try:
         value = json.loads(data.decode(), object_pairs_hook=_of_pairs)
@@ -131,8 +132,8 @@ def _shards(index: Path) -> dict[str, list[str]]:
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard):
             raise ValueError(
-                f"{index}: tensor {name!r} lies in {shard!r}, which is not the plain name "
-                "of a .safetensors file"
+                f"{index}: tensor {name!r:.200} lies in {shard!r:.200}, "
+                "which is not the plain name of a .safetensors file"
             )
         by_file.setdefault(shard, []).append(name)
     return by_file
@@ -172,5 +173,7 @@ def _names_in(file: Path) -> list[str]:
 
 
 def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
+    # Names of a file: only plain ones are shown as they are.
+    plain = [one if one.isprintable() else repr(one) for one in names[:_SHOWN]]
+    shown = ", ".join(one[:200] for one in plain)
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
