@@ -198,6 +198,32 @@ def test_errors_of_a_command_reach_its_caller_alone(run: Any) -> None:
     run(body)
 
 
+def test_a_reader_that_is_cancelled_as_an_item_comes_is_cancelled() -> None:
+    async def body() -> None:
+        stream = Stream(["a"])
+        reading = asyncio.ensure_future(stream.take())
+        await asyncio.sleep(0)
+        stream.put(OutputDelta("a", "x", [1]))
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(body())
+
+
+def test_what_came_before_a_failure_is_told_before_it() -> None:
+    async def body() -> None:
+        stream = Stream(["a"])
+        stream.put(OutputDelta("a", "x", [1]))
+        stream.fail(EngineDead("it is over"))
+        assert len(await stream.take()) == 1
+        for _ in range(2):
+            with pytest.raises(EngineDead, match="it is over"):
+                await stream.take()
+
+    asyncio.run(asyncio.wait_for(body(), WAIT_S))
+
+
 def test_a_slow_reader_gets_the_pieces_of_an_answer_as_one() -> None:
     def delta(text: str, index: int, **last: Any) -> OutputDelta:
         return OutputDelta("a", text, [len(text)], index, **last)

@@ -25,7 +25,7 @@ class Stream:
         self._unfinished = set(self.request_ids)
         self._items: list[Item] = []
         self._ready = asyncio.Event()
-        self._failure: EngineDead | None = None
+        self._failure: Exception | None = None
 
     @property
     def is_done(self) -> bool:
@@ -38,7 +38,8 @@ class Stream:
         self._items.append(item)
         self._ready.set()
 
-    def fail(self, error: EngineDead) -> None:
+    def fail(self, error: Exception) -> None:
+        """Nothing more will come; take() raises this when it has told what has come before."""
         self._failure = error
         self._ready.set()
 
@@ -46,10 +47,13 @@ class Stream:
         """All that has come since the last call, at least one item: a reader that is slow gets
         the deltas of one answer joined.
 
-        Raises EngineDead: nothing more will come. REQUIRES not is_done.
+        Raises what fail() was called with, EngineDead say. REQUIRES not is_done.
         """
+        # Without a time limit around it: asyncio.wait_for before Python 3.12 loses a cancellation
+        # that comes together with an item.
         await self._ready.wait()
-        self._ready.clear()
+        if self._failure is None:
+            self._ready.clear()
         items, self._items = self._items, []
         if not items:
             assert self._failure is not None

@@ -82,6 +82,9 @@ def refused(error: Exception, *fields: str) -> Refusal:
     text = re.sub(r"^(a fork of )?request '[^']*':? ?", "", str(error))
     first = re.match(r"\w+", text)
     param = first[0] if first is not None and first[0] in fields else None
+    if param is None and text.startswith(("the prompt ", "token id ")):
+        param = "prompt" if "prompt" in fields else "messages"
+        text = f"{param}: {text}"
     return Refusal(400, text, param=param)
 
 
@@ -118,8 +121,10 @@ def _first_problem(errors: Sequence[Any]) -> tuple[str, str | None]:
     place = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         return "the body is not valid JSON", None
+    if not place and first["type"] == "model_attributes_type":
+        return "the body must be a JSON object of content-type application/json", None
     if not place:
-        return f"the body must be a JSON object: {first['msg']}", None
+        return str(first["msg"]).removeprefix("Value error, "), None
     # Of a union pydantic names its arms too; the field is the first part.
     name, path = place[0], printable(".".join(place))
     if first["type"] == "extra_forbidden":

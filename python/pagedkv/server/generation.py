@@ -30,6 +30,13 @@ class Generation:
         self._stream = stream
         self._num_places = num_places
         self._deadline_s = deadline_s
+        self._timer = asyncio.get_running_loop().call_at(deadline_s, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        message = (
+            f"the answer was not complete after {self._service.limits.request_timeout_s:g} seconds"
+        )
+        self._stream.fail(Refusal(504, message, code="timeout"))
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -41,6 +48,7 @@ class Generation:
 
     def end(self) -> None:
         """What has not ended ends now, and its blocks are free. Safe to call twice."""
+        self._timer.cancel()
         self._service.engine.abort(self._stream.request_ids)
         self._service.room.give_back(self._num_places)
         self._num_places = 0
@@ -51,13 +59,7 @@ class Generation:
         Raises Refusal (504): the time is up. EngineDead: nothing more will come.
         """
         while not self._stream.is_done:
-            try:
-                taken = await asyncio.wait_for(self._stream.take(), self.left_s)
-            except asyncio.TimeoutError:
-                timeout_s = self._service.limits.request_timeout_s
-                message = f"the answer was not complete after {timeout_s:g} seconds"
-                raise Refusal(504, message, code="timeout") from None
-            for item in taken:
+            for item in await self._stream.take():
                 yield item
 
     async def outputs(self, receive: Receive) -> list[RequestOutput]:

@@ -1,6 +1,6 @@
 """The bodies of requests. Every field that is not here is refused by name; types are strict, and no
-number is NaN or infinite. Ranges are checked by SamplingParams, but for those that bound work done
-before it.
+number is NaN or infinite. Ranges stand here for the description at /openapi.json, and to bound
+work; SamplingParams is what decides.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_PROMPTS)
     best_of: int | None = Field(default=None, ge=1, le=MAX_PROMPTS)
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=0, lt=2**64)
     stop: StopString | Annotated[list[StopString], Field(max_length=64)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     logit_bias: dict[Annotated[str, Field(max_length=10)], float] | None = Field(
         default=None, max_length=1024
     )
     user: str | None = Field(default=None, max_length=256)
     response_format: ResponseFormat | None = None
     # vLLM's extensions
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    top_k: int | None = Field(default=None, ge=-1, le=_MAX_INT)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0, le=_MAX_INT)
     stop_token_ids: Annotated[list[Id], Field(max_length=256)] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    allowed_token_ids: Annotated[list[Id], Field(max_length=4096)] | None = None
+    allowed_token_ids: Annotated[list[Id], Field(min_length=1, max_length=4096)] | None = None
     bad_words: Annotated[list[StopString], Field(max_length=256)] | None = None
     priority: int = Field(default=0, ge=-(2**31), le=2**31)
     use_beam_search: bool = False
-    length_penalty: float | None = None
+    length_penalty: float | None = Field(default=None, ge=-100, le=100)
 
     @model_validator(mode="after")
     def _check_stream(self) -> GenerationBody:
