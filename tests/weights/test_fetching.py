@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pagedkv.weights import ALIASES, cache_dir, fetch, fetching, open_checkpoint
+from pagedkv.weights.gguf_checkpoint import open_gguf
 
 CONTENT = b"GGUF and then some" * 1000
 TOY = fetching.PackagedModel(
@@ -156,8 +157,9 @@ def test_an_alias_is_pinned_in_every_way() -> None:
     ("name", "message"),
     [
         ("no/such/model", "a path of that name does not exist. A model is an alias"),
+        ("", "no model '': a path of that name does not exist"),
+        ("x" * 5000, r"no model 'x{199}: File name too long"),
         ("file.bin", "a path of that name is not a .gguf file"),
-        ("", "only safetensors|config.json is missing"),
     ],
 )
 def test_what_is_no_model_is_refused(
@@ -167,3 +169,14 @@ def test_what_is_no_model_is_refused(
     (tmp_path / "file.bin").write_bytes(b"x")
     with pytest.raises(ValueError, match=message):
         open_checkpoint(name)
+
+
+@pytest.mark.parametrize("model", [None, 5, b"smollm2"])
+def test_what_is_no_name_is_refused(model: object) -> None:
+    with pytest.raises(TypeError, match="model must be a name or a path, got "):
+        open_checkpoint(model)  # type: ignore[arg-type]
+
+
+def test_a_gguf_file_that_cannot_be_read_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"m\.gguf cannot be read: No such file"):
+        open_gguf(tmp_path / "m.gguf")

@@ -36,13 +36,16 @@ def open_gguf(path: Path) -> Checkpoint:
         ValueError: the file is malformed or cut short, or its architecture, a tensor or a setting
             is not supported. The message names the file and the reason.
     """
-    with FileIO(path) as file:
-        facts = _facts(file)
-        if path.stat().st_size == 0:
-            raise ValueError(f"{path}: not a valid GGUF file: it is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            header = read_header(path, data)
-        rope_factors = _rope_factors(file, header)
+    try:
+        with FileIO(path) as file:
+            facts = _facts(file)
+            if path.stat().st_size == 0:
+                raise ValueError(f"{path}: not a valid GGUF file: it is empty")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                header = read_header(path, data)
+            rope_factors = _rope_factors(file, header)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     named = header.metadata.get("general.architecture")
     architecture = ARCHITECTURES.get(named) if isinstance(named, str) else None
     if architecture is None:

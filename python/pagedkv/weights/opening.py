@@ -23,22 +23,30 @@ def open_checkpoint(
     are looked for.
 
     Raises:
+        TypeError: model is neither text nor a path.
         ValueError: there is no such model, or its files are malformed.
         RuntimeError: it could not be fetched.
     """
+    if not isinstance(model, str | Path):
+        raise TypeError(f"model must be a name or a path, got {type(model).__name__} {model!r}")
     is_alias = isinstance(model, str) and model in ALIASES
     path = fetch(str(model)) if is_alias else Path(model)
     if isinstance(model, str) and is_hub_id(model) and not path.exists():
         path = fetch_from_hub(model)
-    if path.is_dir():
+    try:
+        # An empty name would be the current folder.
+        is_dir, is_file = bool(str(model)) and path.is_dir(), path.is_file()
+    except OSError as error:
+        raise ValueError(f"no model {str(model)!r:.200}: {error.strerror}") from error
+    if is_dir:
         return open_directory(path, check_config=check_config)
-    if path.is_file() and path.suffix.lower() == ".gguf":
+    if is_file and path.suffix.lower() == ".gguf":
         checkpoint = open_gguf(path)
         check_config(checkpoint.config)
         return checkpoint
-    state = "is not a .gguf file" if path.is_file() else "does not exist"
+    state = "is not a .gguf file" if is_file else "does not exist"
     raise ValueError(
-        f"no model {str(model)!r}: a path of that name {state}. A model is an alias "
+        f"no model {str(model)!r:.200}: a path of that name {state}. A model is an alias "
         f"({', '.join(ALIASES)}), a directory with config.json and safetensors, a .gguf file, "
         "or owner/name on the Hugging Face hub"
     )
