@@ -14,7 +14,6 @@ from small_llama import answers, engine_on
 
 from pagedkv.config import EngineConfig
 from pagedkv.engine import Engine
-from pagedkv.engine.largest_step import run_largest_step
 from pagedkv.engine.loading import load
 from pagedkv.engine.memory_plan import predict
 from pagedkv.sampling_params import SamplingParams
@@ -72,8 +71,9 @@ def test_what_is_predicted_is_used(
     assert abs(torch.cuda.memory_allocated(device) / plan.weights_bytes - 1) < 0.001
     engine = Engine(loaded, config)
     assert abs(engine.statistics().num_blocks / plan.num_blocks - 1) < 0.01
-    run_largest_step(loaded, config)
-    answers(engine, [[1, 2, 3, i] for i in range(40)], GREEDY)
+    del loaded
+    filtered = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, max_tokens=8, ignore_eos=True)
+    answers(engine, [[i % 97] * 32 for i in range(256)], filtered)  # 8,192 tokens in the first step
     free, total = torch.cuda.mem_get_info(device)
     error = (total - free) / plan.used_bytes - 1
     print(f"{plan} used {(total - free) / 2**20:.0f} MiB, {100 * error:+.2f} %")
@@ -81,16 +81,20 @@ def test_what_is_predicted_is_used(
 
 
 def fill(device: torch.device, leave: int) -> list[torch.Tensor]:
-    """Take the card's memory but for leave bytes."""
+    """Take the card's memory but for leave bytes; with 0, also all large pieces that torch holds
+    free.
+    """
     torch.cuda.empty_cache()
-    held = []
-    size = 2**34
-    while size >= 2**21:
-        free = torch.cuda.mem_get_info(device)[0]
-        if free - leave < size:
-            size //= 2
-            continue
-        held.append(torch.empty(size, dtype=torch.uint8, device=device))
+    held, size = [], 2**34
+    while size > 2**20:
+        fits = torch.cuda.mem_get_info(device)[0] - leave >= size or leave == 0
+        try:
+            if fits:
+                held.append(torch.empty(size, dtype=torch.uint8, device=device))
+        except torch.OutOfMemoryError:
+            fits = False
+        if not fits:
+            size = size // 2 + (512 if size == 2**21 else 0)
     return held
 
 

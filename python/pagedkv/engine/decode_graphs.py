@@ -7,6 +7,7 @@ Captured at start for what is common, otherwise when a step first asks for it.
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable
 
 import torch
@@ -76,10 +77,15 @@ class DecodeGraphs:
     def _capture(self, tensors: StepTensors, kinds: Kinds) -> None:
         tensors = self._with_own_tables(tensors)
         graph = torch.cuda.CUDAGraph()
+        # Garbage may be the graphs of another engine, and to free one now would spoil this one.
+        was_collecting = gc.isenabled()
+        gc.disable()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             chosen = self._body(tensors, kinds)
         finally:
+            if was_collecting:
+                gc.enable()
             graph.capture_end()
         self._graphs[_key(tensors, kinds)] = graph, chosen
 

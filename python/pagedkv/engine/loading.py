@@ -11,6 +11,7 @@ import torch
 from pagedkv.config import EngineConfig
 from pagedkv.engine.device import resolve_device
 from pagedkv.engine.loaded_model import LoadedModel, describe
+from pagedkv.engine.loading_progress import shown
 from pagedkv.engine.memory_plan import log_prediction
 from pagedkv.models import ModelConfig, load_model, random_model
 from pagedkv.text import load_tokenizer
@@ -41,7 +42,7 @@ def load(config: EngineConfig) -> LoadedModel:
     log_prediction(config, checkpoint.config, dtype, device)
     model = load_model(
         checkpoint.config,
-        checkpoint.tensors(),
+        shown(checkpoint.tensors(device), len(checkpoint.tensor_names)),
         dtype=dtype,
         device=device,
         max_model_len=config.max_model_len,

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pagedkv.weights.checkpoint import Checkpoint
+from pagedkv.weights.streaming import Span, spans_in, stream
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -47,6 +48,7 @@ def open_directory(
         tokenizer_source=path,
         tensor_names=tuple(name for names in files.values() for name in names),
         read=lambda: _read(files),
+        stream=lambda device: stream(_spans(files), device),
     )
 
 
@@ -94,6 +96,10 @@ def _read(files: dict[Path, list[str]]) -> Iterator[tuple[str, torch.Tensor]]:
                     yield name, shard.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file}: {error}") from error
+
+
+def _spans(files: dict[Path, list[str]]) -> list[Span]:
+    return [span for file, names in files.items() for span in spans_in(file, names)]
 
 
 def _files(path: Path) -> dict[Path, list[str]]:
