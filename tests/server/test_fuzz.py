@@ -24,6 +24,7 @@ ROUTES = [
     ("GET", "/v1/models/{model}"),
     ("GET", "/health"),
     ("GET", "/version"),
+    ("GET", "/metrics"),
 ]
 
 

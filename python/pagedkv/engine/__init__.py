@@ -5,6 +5,17 @@ at a time, `AsyncEngine` for an event loop.
 from pagedkv.engine.async_engine import AsyncEngine, Submission
 from pagedkv.engine.engine import CacheView, Engine
 from pagedkv.engine.llm import LLM
+from pagedkv.engine.run_metrics import MetricsSnapshot, RunMetrics
 from pagedkv.engine.stream import EngineDead, Stream
 
-__all__ = ["LLM", "AsyncEngine", "CacheView", "Engine", "EngineDead", "Stream", "Submission"]
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CacheView",
+    "Engine",
+    "EngineDead",
+    "MetricsSnapshot",
+    "RunMetrics",
+    "Stream",
+    "Submission",
+]

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from pagedkv.engine.engine import Engine
 from pagedkv.engine.requests import Prompt
+from pagedkv.engine.run_metrics import MetricsSnapshot, RunMetrics
 from pagedkv.engine.stream import EngineDead, Item, Stream
 from pagedkv.records import RequestOutput, StepResult
 from pagedkv.sampling_params import SamplingParams
@@ -78,7 +79,8 @@ def _settle(future: asyncio.Future[Any], value: object, error: Exception | None)
 
 
 class AsyncEngine:
-    """All methods but the constructor belong to the event loop that start() was called on.
+    """All methods but the constructor belong to the event loop that start() was called on. snapshot
+    may be read anywhere: it is replaced behind each step, never changed.
 
     Example::
 
@@ -97,6 +99,8 @@ class AsyncEngine:
         self._streams: dict[str, Stream] = {}
         self._failure: EngineDead | None = None
         self._busy_since_s: float | None = None  # start of the step or command that runs
+        self._metrics = RunMetrics(engine)
+        self.snapshot: MetricsSnapshot = self._metrics.snapshot()  # the last one
         self._after_step: list[Callable[[Engine], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="pagedkv-engine", daemon=True)
@@ -286,6 +290,7 @@ class AsyncEngine:
                     result = self._engine.step()
                     if result.deltas or result.finished:
                         self._tell(self._deliver, result)
+                self.snapshot = self._metrics.snapshot()
                 for call in self._after_step:
                     call(self._engine)
         except BaseException as error:

@@ -18,7 +18,7 @@ from pagedkv.engine.kv_scales import scales_for
 from pagedkv.engine.loaded_model import LoadedModel
 from pagedkv.engine.loading import load
 from pagedkv.engine.model_runner import ModelRunner
-from pagedkv.engine.observer import NoObserver, RunObserver
+from pagedkv.engine.observer import NoObserver, RunObserver, StepWatcher
 from pagedkv.engine.output_processor import OutputProcessor
 from pagedkv.engine.pool_size import free_bytes, log_pool
 from pagedkv.engine.requests import Prompt, RequestBuilder
@@ -161,6 +161,10 @@ class Engine:
         self._observer = self._loop.observer = observer
         self._scheduler.log.listener = observer.noted
 
+    def watch(self, watcher: StepWatcher) -> None:
+        """Tell a watcher of requests and steps from now on."""
+        self._loop.watchers.append(watcher)
+
     # -- requests ----------------------------------------------------------------------
 
     def make_request(
@@ -221,16 +225,22 @@ class Engine:
         self._outputs.add(request, streams=stream)
         self._scheduler.add(request)
         self._has_begun = True
-        self._observer.added(request, self._clock())
+        now_s = self._clock()
+        self._observer.added(request, now_s)
+        for watcher in self._loop.watchers:
+            watcher.added(request, now_s)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; its output so far, or None if it is not here (any more)."""
         if request_id not in self._scheduler:
             return None
         output = None
-        for finished in self._scheduler.finish(request_id, "abort"):
+        ended, now_s = self._scheduler.finish(request_id, "abort"), self._clock()
+        for finished in ended:
             _, output = self._outputs.finish(finished)
-        self._observer.aborted(request_id, self._clock())
+        self._observer.aborted(request_id, now_s)
+        for watcher in self._loop.watchers:
+            watcher.aborted(ended, now_s)
         return output
 
     def fork(
@@ -278,7 +288,11 @@ class Engine:
             )
         names = [request.request_id for request, _ in forks]
         request, token_ids = forks[0]
-        self._observer.forked(request_id, names, token_ids.size, request.max_tokens, self._clock())
+        now_s = self._clock()
+        self._observer.forked(request_id, names, token_ids.size, request.max_tokens, now_s)
+        for watcher in self._loop.watchers:
+            for one, _ in forks:
+                watcher.added(one, now_s)
         return names
 
     # -- steps -------------------------------------------------------------------------

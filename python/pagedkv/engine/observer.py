@@ -77,6 +77,23 @@ class RunObserver(Protocol):
         """After sampled or step_failed. stopped: requests that a stop string ended."""
 
 
+class StepWatcher(Protocol):
+    """Whoever counts or shows what happens and decides nothing by it. There may be several, and
+    steps stay pipelined. Times are seconds of the engine's clock.
+    """
+
+    def added(self, request: Request, time_s: float) -> None:
+        """A request was queued, or made by a fork."""
+
+    def landed(
+        self, step: ScheduledStep, ended: list[FinishedRequest], begin_s: float, end_s: float
+    ) -> None:
+        """A step has ended, well or not. ended: requests that ended with it."""
+
+    def aborted(self, ended: list[FinishedRequest], time_s: float) -> None:
+        """A request was ended between two steps, all of its answers."""
+
+
 class NoObserver:
     """Nobody watches."""
 

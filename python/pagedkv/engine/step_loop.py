@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pagedkv.block_manager import BlockManager
 from pagedkv.engine.model_runner import Launched, ModelRunner
-from pagedkv.engine.observer import NoObserver, RunObserver
+from pagedkv.engine.observer import NoObserver, RunObserver, StepWatcher
 from pagedkv.engine.output_processor import OutputProcessor
 from pagedkv.records import (
     FinishedRequest,
@@ -67,6 +67,7 @@ class StepLoop:
         self._flight: _Flight | None = None
         self._settled = StepResult([], [])
         self.observer: RunObserver | NoObserver = NoObserver()
+        self.watchers: list[StepWatcher] = []
 
     @property
     def has_results(self) -> bool:
@@ -137,7 +138,7 @@ class StepLoop:
                 text = f"the step failed: {type(error).__name__}: {error}"
             self.observer.step_failed(step, table, flight.rates, text)
             ended = self._scheduler.fail(step, text)
-            self.observer.step_ended(self._manager, [], ended, flight.begin_s, self._clock())
+            self._ended(flight, [], ended)
             result = self._collect([], ended)
             if isinstance(error, Exception):
                 return result
@@ -160,8 +161,14 @@ class StepLoop:
                 ended += self._scheduler.finish(request.request_id, "stop")
                 stopped.append(request.request_id)
         result = self._collect(deltas, ended)
-        self.observer.step_ended(self._manager, stopped, ended, flight.begin_s, self._clock())
+        self._ended(flight, stopped, ended)
         return result
+
+    def _ended(self, flight: _Flight, stopped: list[str], ended: list[FinishedRequest]) -> None:
+        end_s = self._clock()
+        self.observer.step_ended(self._manager, stopped, ended, flight.begin_s, end_s)
+        for watcher in self.watchers:
+            watcher.landed(flight.step, ended, flight.begin_s, end_s)
 
     def _new_tokens(
         self, step: ScheduledStep, token_ids: NDArray[np.int64]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -11,9 +12,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pagedkv import __version__
 from pagedkv.engine import AsyncEngine
-from pagedkv.server import chat, completions, errors, status, tokens
+from pagedkv.server import chat, completions, errors, metrics, status, tokens
 from pagedkv.server.guards import Access, Guard
 from pagedkv.server.limits import Limits
+from pagedkv.server.metrics import log_for_ever
 from pagedkv.server.room import Room
 from pagedkv.server.service import Service
 from pagedkv.server.tokenising import Tokenising
@@ -26,6 +28,7 @@ def create_app(
     limits: Limits | None = None,
     access: Access | None = None,
     cors_origins: Sequence[str] = (),
+    log_interval_s: float = 10.0,
     routers: Sequence[APIRouter] = (),
 ) -> FastAPI:
     """An application that starts and stops the engine with itself.
@@ -35,6 +38,7 @@ def create_app(
         access: who may come in. None: whoever comes by a loopback name, without a key. Where
             there are several keys, prompts of different keys share no cached blocks.
         cors_origins: sites whose pages may call this server from a browser; none unless asked for.
+        log_interval_s: between two lines of the log about the engine.
         routers: further routes; they find the Service in app.state.service.
     """
     limits, access = limits or Limits(), access or Access()
@@ -53,14 +57,17 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
+        logging = asyncio.ensure_future(log_for_ever(lambda: engine.snapshot, log_interval_s))
         yield
+        logging.cancel()
         await engine.stop()
         service.tokenising.close()
 
     app = FastAPI(title="pagedkv", version=__version__, lifespan=lifespan)
     app.state.service = service
     errors.install(app)
-    for router in (completions.router, chat.router, tokens.router, status.router, *routers):
+    own = (completions, chat, tokens, status, metrics)
+    for router in (*(one.router for one in own), *routers):
         app.include_router(router)
     app.add_middleware(Guard, access=access, limits=limits)
     if cors_origins:  # outermost: a browser asks before it sends the key
