@@ -6,6 +6,7 @@
 #include "pagedkv/kernels/attention_params.h"
 #include "pagedkv/kernels/cache_params.h"
 #include "pagedkv/kernels/layer_params.h"
+#include "pagedkv/kernels/sampling_params.h"
 #include "pagedkv/kernels/thread_pool.h"
 
 namespace pagedkv::cpu {
@@ -20,7 +21,15 @@ struct KernelTable {
   void (*fused_add_rms_norm)(const FusedAddRmsNormParams&, const ThreadPool&);
   void (*rotary_embedding)(const RotaryEmbeddingParams&, const ThreadPool&);
   void (*activation)(const ActivationParams&, const ThreadPool&);
+  // Passes over one row of logits; see sampling/row_passes_body.h.
+  void (*widen_logits)(float* out, const void* logits, ElementType type, int64_t n);
+  float (*largest_logit)(const float* x, int64_t n);
+  void (*logit_weights)(float* x, int64_t n, float largest, float scale);
 };
+
+// sample_tokens, made of one table's passes (sampling/sample_tokens.cpp).
+void sample_rows(const SampleTokensParams& params, const KernelTable& passes,
+                 const ThreadPool& pool);
 
 namespace scalar {
 extern const KernelTable kKernelTable;

@@ -8,6 +8,7 @@
 #include "cpu/layers/merge_attention_states_body.h"
 #include "cpu/layers/rms_norm_body.h"
 #include "cpu/layers/rotary_embedding_body.h"
+#include "cpu/sampling/row_passes_body.h"
 // Last, as it is made of two of the others:
 #include "cpu/cache/fused_rotary_reshape_and_cache_body.h"
 
@@ -20,6 +21,9 @@ constexpr KernelTable kKernelTable{.reshape_and_cache = reshape_and_cache,
                                    .rms_norm = rms_norm,
                                    .fused_add_rms_norm = fused_add_rms_norm,
                                    .rotary_embedding = rotary_embedding,
-                                   .activation = activation};
+                                   .activation = activation,
+                                   .widen_logits = widen_logits,
+                                   .largest_logit = largest_logit,
+                                   .logit_weights = logit_weights};
 
 }  // namespace pagedkv::cpu::PAGEDKV_ISA

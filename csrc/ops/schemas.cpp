@@ -82,4 +82,16 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
   // "tanh".
   library.def("silu_and_mul(Tensor(a!) out, Tensor input) -> ()");
   library.def("gelu_and_mul(Tensor(a!) out, Tensor input, str approximate=\"none\") -> ()");
+
+  // token_ids int64 [n], -1 in rows without usable logits; cuts fp32 [n]: the smallest logit of
+  // each row that could be chosen; logits [n, vocab_size]; inverse_temperatures fp32 [n], 0 for
+  // greedy rows; top_k int64, top_p, min_p fp64 [n]; seeds, positions, draws int64 [n]: what a
+  // row's random number is a function of. Row i's edits are entries edit_start_loc[i] ..
+  // edit_start_loc[i + 1] (int32 [n + 1]) of edit_ids int32 [num_edits], ascending, and edit_values
+  // fp32 [num_edits, 3]; is_limited int32 [n]: ids without an edit are not chosen.
+  library.def(
+      "sample_tokens(Tensor(a!) token_ids, Tensor(b!)? cuts, Tensor logits, Tensor "
+      "inverse_temperatures, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor "
+      "positions, Tensor draws, *, Tensor? edit_start_loc=None, Tensor? edit_ids=None, Tensor? "
+      "edit_values=None, Tensor? is_limited=None) -> ()");
 }

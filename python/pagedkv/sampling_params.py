@@ -193,7 +193,7 @@ class SamplingParams:
             raise ValueError("beam search ends at token ids: use stop_token_ids instead of stop")
         if self.logprobs is not None or self.prompt_logprobs is not None:
             raise ValueError("logprobs and prompt_logprobs do not go with beam_width")
-        if self.changes_logits:
+        if self.changes_logits or self.min_p:
             raise ValueError(
                 "beam search chooses by the model's own log-probabilities: no option that changes "
                 "logits goes with beam_width"
@@ -228,14 +228,13 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether logits are changed before temperature, top-k and top-p."""
+        """Whether logits are changed before temperature, min_p, top-k and top-p."""
         return bool(
             self.has_penalties
             or self.logit_bias
             or self.allowed_token_ids is not None
             or self.bad_words
             or self.min_tokens
-            or self.min_p
             or self.logits_processors
         )
 

@@ -3,11 +3,11 @@ model, batches, chunks, prefixes, swaps and draws."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from small_llama import CONFIG, answers, engine_on
@@ -15,7 +15,6 @@ from small_llama import CONFIG, answers, engine_on
 from pagedkv.block_manager import PrefixGrouper
 from pagedkv.engine.device import resolve_device
 from pagedkv.models import random_model
-from pagedkv.sampling import Kinds, RowTensors, SlotParams, choose, uniform
 from pagedkv.sampling_params import SamplingParams
 from pagedkv.scheduler import Rates
 
@@ -111,16 +110,18 @@ def test_steady_decode_never_waits_for_the_gpu_but_for_tokens(device, enforce_ea
         assert all(one.error is None for one in engine.step().finished)
 
 
-def test_filters_are_captured_when_a_step_first_asks_for_them(device) -> None:
+def test_all_that_steps_of_decodes_ask_for_is_captured_at_start_but_logits(device) -> None:
     engine = engine_on(device, **POOL)
     graphs = engine._runner._graphs
     assert graphs is not None
-    num_common = len(graphs._graphs)
-    assert num_common == 2 * len(graphs.sizes)
-    params = SamplingParams(temperature=0.7, top_k=9, top_p=0.8, seed=3, max_tokens=12)
+    assert set(graphs._graphs) == {(size, True, 0) for size in graphs.sizes}
+    params = SamplingParams(temperature=0.7, top_k=9, top_p=0.8, min_p=0.01, seed=3, max_tokens=12)
     right = answers(engine_on("cpu", **POOL), made_prompts(), params)
     assert answers(engine, made_prompts(), params) == right
-    assert len(graphs._graphs) > num_common
+    assert set(graphs._graphs) == {(size, True, 0) for size in graphs.sizes}
+    params = dataclasses.replace(params, logprobs=2, presence_penalty=0.5)
+    answers(engine, made_prompts(), params)
+    assert {chooses for _, chooses, _ in graphs._graphs} == {True, False}
 
 
 def test_seeded_answers_are_those_of_the_cpu(device) -> None:
@@ -141,7 +142,7 @@ def test_options_that_change_logits_are_those_of_the_cpu(device) -> None:
         {"repetition_penalty": 1.3, "temperature": 0.0},
         {"frequency_penalty": 0.7, "presence_penalty": 0.4},
         {"logit_bias": {7: 9.0, 8: -100.0}, "top_k": 30},
-        {},
+        {"logits_processors": [lambda prompt, output, logits: logits.roll(len(output))]},
     ]
     params = [
         SamplingParams(**{"temperature": 0.8, "seed": i, "max_tokens": 20, **options[i % 5]})
@@ -163,36 +164,6 @@ def test_several_answers_are_those_of_the_cpu(device, params: SamplingParams) ->
     prompts = made_prompts()[3:7]
     right = answers(engine_on("cpu", **POOL), prompts, params)
     assert answers(engine_on(device, **POOL), prompts, params) == right
-
-
-def test_choosing_on_the_gpu_is_choosing_on_the_cpu(device) -> None:
-    rows = 64
-    params = SlotParams(rows)
-    for i in range(rows):
-        one = SamplingParams(
-            temperature=(0.0, 0.7, 1.3)[i % 3], top_k=(0, 40, 7)[i % 5 % 3], top_p=1 - i % 4 / 5
-        )
-        params.set(i, one, seed=i)
-    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(rows, 32_000)) * 4).float()
-    logits[5, 7], logits[6] = torch.nan, -torch.inf
-    temperature = params.temperature
-    inverse = np.divide(1.0, temperature, out=np.zeros(rows), where=temperature > 0)
-    numbers = uniform(params.seeds, np.arange(rows))
-    tensors = [
-        torch.from_numpy(one)
-        for one in (inverse.astype(np.float32), params.top_k, params.top_p, numbers)
-    ]
-    kinds = Kinds.of(params, 32_000)
-    right = choose(logits, RowTensors(*tensors), kinds)
-    there = RowTensors(*(one.to(device) for one in tensors))
-    there_logits = logits.to(device)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        got = choose(there_logits, there, kinds)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert got.cpu().tolist() == right.tolist()
-    assert right[5] == right[6] == -1
 
 
 def test_the_pool_takes_what_utilization_leaves(device, caplog, monkeypatch) -> None:

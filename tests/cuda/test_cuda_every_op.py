@@ -241,6 +241,12 @@ def empty_calls() -> dict[str, Callable[[], Call]]:
         query_start_loc=no_starts,
         max_query_len=0,
     )
+    made["sample_tokens"] = lambda: without(
+        make["sample_tokens"],
+        tuple(set(make["sample_tokens"]()) - {"edit_start_loc", "is_limited"}),
+        edit_start_loc=no_starts,
+        is_limited=no_starts[:0],
+    )
     return made
 
 

@@ -1,4 +1,4 @@
-"""Changed logits and log-probabilities on a GPU are those on the CPU."""
+"""Edits of logits and log-probabilities on a GPU are those on the CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from pagedkv.request import Request
-from pagedkv.sampling import LogitRules, RuledRow, process_logits, score_tokens
+from pagedkv.sampling import (
+    LogitRules,
+    RowTensors,
+    RuledRow,
+    SlotParams,
+    call_functions,
+    choose,
+    edit_tensors,
+    score_tokens,
+)
 from pagedkv.sampling_params import SamplingParams
 
 VOCAB = 5003
@@ -39,7 +48,17 @@ def test_they_are_those_on_the_cpu(dtype: torch.dtype) -> None:
         assert rules is not None
         rows.append(RuledRow(row + 1, rules, token_ids))
     there = logits.cuda()
-    assert torch.equal(process_logits(there, rows).cpu(), process_logits(logits, rows))
+    slots = SlotParams(len(logits))
+    for slot in range(len(logits)):
+        slots.set(slot, SamplingParams(temperature=slot % 2), seed=slot)
+    draws = RowTensors.of(slots.rows(np.arange(len(logits))), np.full(len(logits), 40))
+    edits = edit_tensors(rows, len(logits))
+    edits_there = edit_tensors(rows, len(logits), "cuda")
+    assert all(map(torch.equal, edits, (one.cpu() for one in edits_there)))
+    functions = call_functions(there, rows)
+    assert torch.equal(functions.cpu(), call_functions(logits, rows))
+    chosen_there = choose(functions, draws.to("cuda"), edits_there).cpu()
+    assert torch.equal(chosen_there, choose(call_functions(logits, rows), draws, edits))
     assert torch.equal(there.cpu(), logits)
     chosen = np.arange(len(OPTIONS) + 2) * 834
     index = np.arange(len(OPTIONS) + 2)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from operands import assert_same
+from sampling_cases import OPTIONS, made_call, random_edits
 from torch import Tensor
 
 from pagedkv import ops
@@ -80,6 +81,21 @@ def merges(module, device, dim: int) -> list[Tensor]:
     return [out, lse]
 
 
+def choices(module, device, vocab: int, shift: int, edited: bool) -> list[Tensor]:
+    """Greedy, drawn, each filter; with more candidates than are compared at once, too."""
+    options = [OPTIONS[i] for i in (0, 1, 4, 7, 8, 12, 17, 18)]
+    call = made_call("normal", vocab, BF16, options=options)
+    if edited:
+        call |= random_edits(len(options), vocab, 1)
+    call = {name: one.to(device) for name, one in call.items()}
+    wide = torch.zeros(len(options), vocab + 8, dtype=BF16, device=device)
+    wide[:, shift : shift + vocab] = call["logits"]
+    module.sample_tokens(**call | {"logits": wide[:, shift : shift + vocab]})
+    # Thresholds between two logits are as good as the lower one.
+    kept = (wide[:, shift : shift + vocab].float() >= call["cuts"][:, None]).sum(1)
+    return [call["token_ids"], kept if not edited else kept * 0]
+
+
 SANITIZE: dict[str, Run] = {
     "norms_one_vector": lambda m, d: norms(m, d, 96, 0),
     "norms_vectors": lambda m, d: norms(m, d, 3584, 0),
@@ -95,6 +111,9 @@ SANITIZE: dict[str, Run] = {
     "blocks_bytes": lambda m, d: blocks(m, d, 3),
     "merges_vectors": lambda m, d: merges(m, d, 64),
     "merges_elements": lambda m, d: merges(m, d, 46),
+    "choices_vectors": lambda m, d: choices(m, d, 16_000, 0, edited=False),
+    "choices_elements": lambda m, d: choices(m, d, 4001, 1, edited=False),
+    "choices_edited": lambda m, d: choices(m, d, 4008, 0, edited=True),
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from fake_model import EOS_ID, hash_of, logits_of, make_engine
 from harness import GREEDY, answer, fake_of, greedy_by_hand, run
 
-from pagedkv.sampling import SlotParams, sample
+from pagedkv.sampling import RowTensors, SlotParams, choose
 from pagedkv.sampling_params import SamplingParams
 
 PROMPTS = ["hello there", "x", "a" * 50, "shared prefix of two: one", "shared prefix of two: two"]
@@ -89,7 +89,7 @@ def test_a_draw_is_keyed_by_the_seed_and_the_tokens_own_position(tokenizer_folde
     context = list(b"keyed")
     for _ in range(12):
         logits = logits_of(hash_of(np.array(context)), ascii_only=True)[None, :258]
-        context.append(int(sample(logits, rows, np.array([len(context)]))[0][0]))
+        context.append(int(choose(logits, RowTensors.of(rows, np.array([len(context)])))))
     output = answer(tokenizer_folder, "keyed", params, max_num_batched_tokens=2, max_num_seqs=1)
     assert output.outputs[0].token_ids == context[5:]
 

@@ -12,7 +12,7 @@ from fake_model import VOCAB, hash_of, logits_of, make_engine
 from harness import answer, fake_of, run
 
 from pagedkv.engine import Engine
-from pagedkv.sampling import SlotParams, chosen_logprobs, sample
+from pagedkv.sampling import RowTensors, SlotParams, choose, chosen_logprobs
 from pagedkv.sampling_params import SamplingParams
 
 PROMPT = "a prompt that takes some blocks: "  # 33 tokens
@@ -42,9 +42,8 @@ def solo_answers(folder: Path, params: SamplingParams, n: int) -> list[list[int]
         slot.set(0, params, params.seed or 0)
         for _ in range(params.max_tokens or 0):
             logits = logits_of(hash_of(np.array(context)), ascii_only=True)[:258]
-            row = slot.rows(np.array([0]), np.array([k]))
-            ids, _ = sample(logits[None], row, np.array([len(context)]))
-            context.append(int(ids[0]))
+            row = RowTensors.of(slot.rows(np.array([0]), np.array([k])), np.array([len(context)]))
+            context.append(int(choose(logits[None], row)))
         answers.append(context[len(PROMPT) :])
     return answers
 

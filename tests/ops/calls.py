@@ -178,6 +178,32 @@ def gelu_and_mul() -> Call:
     return {"out": torch.zeros(3, 4), "input": torch.randn(3, 8), "approximate": "tanh"}
 
 
+def sample_tokens() -> Call:
+    """Three rows of 8 tokens: greedy, drawn, and one that has edits and all filters."""
+    return {
+        "token_ids": torch.zeros(3, dtype=torch.int64),
+        "cuts": torch.zeros(3),
+        "logits": torch.randn(3, 8),
+        "inverse_temperatures": torch.tensor([0.0, 1.0, 2.0]),
+        "top_k": torch.tensor([0, 0, 4]),
+        "top_p": torch.tensor([1.0, 1.0, 0.8], dtype=torch.float64),
+        "min_p": torch.tensor([0.0, 0.0, 0.05], dtype=torch.float64),
+        "seeds": torch.tensor([1, -2, 3]),
+        "positions": torch.tensor([0, 7, 2**40]),
+        "draws": torch.tensor([0, 1, 2]),
+        "edit_start_loc": int32(0, 0, 1, 3),
+        "edit_ids": int32(6, 2, 5),
+        "edit_values": torch.tensor([[0.5, 1, 0], [0, 1.5, 0.25], [0, 1, 4.0]]),
+        "is_limited": int32(0, 0, 0),
+    }
+
+
+def sample_tokens_plainly() -> Call:
+    """Without what is optional."""
+    names = ("cuts", "edit_start_loc", "edit_ids", "edit_values", "is_limited")
+    return sample_tokens() | dict.fromkeys(names)
+
+
 def with_float8(make: Callable[[], Call]) -> Callable[[], Call]:
     def call() -> Call:
         made = make()
@@ -211,4 +237,6 @@ CALLS: dict[str, tuple[str, Callable[[], Call]]] = {
     "rotary_embedding": ("rotary_embedding", rotary_embedding),
     "silu_and_mul": ("silu_and_mul", silu_and_mul),
     "gelu_and_mul": ("gelu_and_mul", gelu_and_mul),
+    "sample_tokens": ("sample_tokens", sample_tokens),
+    "sample_tokens, plainly": ("sample_tokens", sample_tokens_plainly),
 }

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagedkv.sampling import SlotParams, sample, uniform
-from pagedkv.sampling.filters import kth_largest, top_p_cut
+from pagedkv.sampling import RowTensors, SlotParams, choose, uniform
 from pagedkv.sampling_params import SamplingParams
 
 # (temperature, top_k, top_p) of rows; top_k beyond any vocabulary and the disabled spellings too.
@@ -35,6 +34,14 @@ def slot_params(rows: list[SamplingParams], seeds: list[int] | None = None) -> S
     for slot, row in enumerate(rows):
         params.set(slot, row, slot if seeds is None else seeds[slot])
     return params
+
+
+def sample(
+    logits: torch.Tensor, params: SlotParams, positions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(token ids, which rows failed)."""
+    token_ids = choose(logits, RowTensors.of(params, positions)).numpy()
+    return token_ids, token_ids < 0
 
 
 def oracle_weights(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
@@ -207,18 +214,6 @@ def test_a_token_with_logit_minus_infinity_is_never_drawn() -> None:
         assert (draw(logits, params, 2000) % 2 == 1).all()
 
 
-@pytest.mark.parametrize("size", [1, 63, 64, 65, 128, 1000, 4096])
-def test_kth_largest_is_the_sorted_one(size: int) -> None:
-    rng = np.random.default_rng(size)
-    for values in (rng.normal(size=size), np.round(rng.normal(size=size)), np.ones(size)):
-        row = values.astype(np.float32)
-        descending = np.sort(row)[::-1]
-        for k in {1, 2, size // 64, size // 64 + 1, size // 2, size - 1, size} & set(
-            range(1, size + 1)
-        ):
-            assert kth_largest(row, k) == descending[k - 1]
-
-
 def test_near_zero_temperature_takes_the_largest_of_a_near_tie() -> None:
     logits = np.zeros(100, dtype=np.float32)
     logits[60] = 1e-6
@@ -226,10 +221,20 @@ def test_near_zero_temperature_takes_the_largest_of_a_near_tie() -> None:
     assert len(set(draw(logits, SamplingParams(temperature=1e-5), 200).tolist())) > 1
 
 
-def test_top_p_stops_at_the_weight_that_reaches_it_exactly() -> None:
-    weights = np.array([1, 4, 1, 2], dtype=np.float32)
-    assert top_p_cut(weights, 8.0, 0.5) == 4
-    assert top_p_cut(weights, 8.0, 0.501) == 2
-    assert top_p_cut(weights, 8.0, 0.75) == 2
-    assert top_p_cut(weights, 8.0, 0.76) == 1
-    assert top_p_cut(weights, 16.0, 0.75) == 0  # the rest of the distribution is needed
+def test_top_p_stops_at_the_weight_that_reaches_it() -> None:
+    logits = np.log([1, 4, 1, 2]).astype(np.float32)
+    for top_p, kept in ((0.499, {1}), (0.501, {1, 3}), (0.749, {1, 3}), (0.751, {0, 1, 2, 3})):
+        assert set(draw(logits, SamplingParams(top_p=top_p), 300).tolist()) == kept
+
+
+def test_min_p_and_top_k_come_before_top_p() -> None:
+    logits = np.log([8, 4, 2, 1, 1]).astype(np.float32)
+    for options, kept in (
+        ({"min_p": 0.3, "top_p": 0.6}, {0}),  # 8 of 12
+        ({"min_p": 0.2, "top_p": 0.7}, {0, 1}),  # 8 of 14
+        ({"min_p": 0.2}, {0, 1, 2}),
+        ({"min_p": 0.2, "temperature": 2.0}, {0, 1, 2, 3, 4}),  # roots: 1 / 2.83
+        ({"top_k": 2, "top_p": 0.6}, {0}),
+        ({"top_k": 3, "top_p": 0.6}, {0, 1}),
+    ):
+        assert set(draw(logits, SamplingParams(**options), 500).tolist()) == kept, options

@@ -145,7 +145,7 @@ def test_ids_with_rules_outside_the_vocabulary_are_refused(
 def test_what_changes_logits_says_so_and_goes_with_no_beam_search(options: dict[str, Any]) -> None:
     assert not SamplingParams().changes_logits
     params = SamplingParams(**options)
-    assert params.changes_logits
+    assert params.changes_logits == ("min_p" not in options)  # a filter, as top_p
     assert dataclasses.replace(params, max_tokens=5) == SamplingParams(**options, max_tokens=5)
     hash(params)
     with pytest.raises(ValueError, match="no option that changes logits goes with beam_width"):

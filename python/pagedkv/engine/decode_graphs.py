@@ -1,5 +1,6 @@
-"""CUDA graphs of decode steps: one for each of a few numbers of rows and each kind of choice. A
-step is padded to the next larger one, and all its kernels are one launch.
+"""CUDA graphs of decode steps: one for each of a few numbers of rows. A step is padded to the next
+larger one, and all its kernels, the choice of tokens included, are one launch. Where that choice
+needs more than the step's inputs, a graph ends with the logits.
 
 Captured at start for what is common, otherwise when a step first asks for it.
 """
@@ -13,14 +14,13 @@ from collections.abc import Callable
 import torch
 
 from pagedkv.engine.input_builder import StepTensors
-from pagedkv.sampling import Kinds
 
-# From the inputs of a step of decodes to its tokens int64 [num_padded].
-Body = Callable[[StepTensors, Kinds], torch.Tensor]
+# From the inputs of a step of decodes to its tokens int64 [num_padded] or, if it is not to choose
+# them, to its logits [num_padded, vocab_size].
+Body = Callable[[StepTensors, bool], torch.Tensor]
 
-# Rows, padding included; what they ask for; groups that share a prefix, empty ones included.
-_Key = tuple[int, Kinds, int]
-COMMON = (Kinds(False, False, False), Kinds(True, False, False))
+# Rows and groups that share a prefix, each with padding; between them, whether tokens are chosen.
+_Key = tuple[int, bool, int]
 _STEP = 8  # rows between two sizes; fewer than one tile of a matrix product
 
 
@@ -28,11 +28,6 @@ def sizes_for(max_num_seqs: int) -> list[int]:
     """Rows of the graphs, padding included."""
     few = [size for size in (1, 2, 4) if size < max_num_seqs]
     return [*few, *range(_STEP, max_num_seqs, _STEP), max_num_seqs]
-
-
-def num_common_graphs(max_num_seqs: int) -> int:
-    """Those that are captured at start."""
-    return len(COMMON) * len(sizes_for(max_num_seqs))
 
 
 class DecodeGraphs:
@@ -55,26 +50,23 @@ class DecodeGraphs:
 
     def capture_common(self, padding: Callable[[int], StepTensors]) -> None:
         """padding: the inputs of a step of that size which has no rows of its own."""
-        largest = padding(self.sizes[-1])
-        for kinds in COMMON:
-            self._body(self._with_own_tables(largest), kinds)  # libraries set themselves up
+        # Libraries set themselves up.
+        self._body(self._with_own_tables(padding(self.sizes[-1])), True)
         for size in reversed(self.sizes):  # the largest first: the others fit in its memory
-            tensors = padding(size)
-            for kinds in COMMON:
-                self._capture(tensors, kinds)
+            self._capture(padding(size), chooses=True)
 
-    def run(self, tensors: StepTensors, num_rows: int, kinds: Kinds) -> torch.Tensor:
-        """The tokens of a step's own rows; valid until the next run."""
+    def run(self, tensors: StepTensors, *, chooses: bool) -> torch.Tensor:
+        """The tokens of a step, or its logits, padding included; valid until the next run."""
         tables = tensors.attn_metadata.block_tables
-        self._tables[:num_rows, : tables.shape[1]].copy_(tables)
-        key = _key(tensors, kinds)
+        self._tables[: tables.shape[0], : tables.shape[1]].copy_(tables)
+        key = _key(tensors, chooses)
         if key not in self._graphs:
-            self._capture(tensors, kinds)
-        graph, chosen = self._graphs[key]
+            self._capture(tensors, chooses=chooses)
+        graph, result = self._graphs[key]
         graph.replay()
-        return chosen[:num_rows]
+        return result
 
-    def _capture(self, tensors: StepTensors, kinds: Kinds) -> None:
+    def _capture(self, tensors: StepTensors, *, chooses: bool) -> None:
         tensors = self._with_own_tables(tensors)
         graph = torch.cuda.CUDAGraph()
         # Garbage may be the graphs of another engine, and to free one now would spoil this one.
@@ -82,12 +74,12 @@ class DecodeGraphs:
         gc.disable()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            chosen = self._body(tensors, kinds)
+            result = self._body(tensors, chooses)
         finally:
             if was_collecting:
                 gc.enable()
             graph.capture_end()
-        self._graphs[_key(tensors, kinds)] = graph, chosen
+        self._graphs[_key(tensors, chooses)] = graph, result
 
     def _with_own_tables(self, tensors: StepTensors) -> StepTensors:
         """The inputs at addresses that stay: tables in a step's arrays are as wide as it needs. Ids
@@ -98,6 +90,6 @@ class DecodeGraphs:
         return dataclasses.replace(tensors, attn_metadata=metadata, has_pending=True)
 
 
-def _key(tensors: StepTensors, kinds: Kinds) -> _Key:
+def _key(tensors: StepTensors, chooses: bool) -> _Key:
     groups = tensors.attn_metadata.prefix_groups
-    return tensors.input_ids.shape[0], kinds, 0 if groups is None else groups.shape[0]
+    return tensors.input_ids.shape[0], chooses, 0 if groups is None else groups.shape[0]

@@ -16,10 +16,10 @@ from pagedkv.config import SchedulerConfig
 from pagedkv.engine.step_arrays import StepArrays
 from pagedkv.models import AttentionMetadata
 from pagedkv.records import PENDING, ScheduledStep
-from pagedkv.sampling import RowTensors, SlotParams, uniform
+from pagedkv.sampling import RowTensors, SlotParams
 
 # Bytes of a step's arrays: for each token, sampled row, sequence; and for aligning each of them.
-_PER_TOKEN, _PER_SAMPLE, _PER_SEQ, _ALIGNING = 4 * 8, 2 * 8 + 4 + 3 * 8, 2 * 4, 14 * 16 + 4
+_PER_TOKEN, _PER_SAMPLE, _PER_SEQ, _ALIGNING = 4 * 8, 2 * 8 + 4 + 6 * 8, 2 * 4, 17 * 16 + 4
 _PER_GROUP = 3 * 4  # of two sequences at least
 
 
@@ -28,8 +28,7 @@ class StepTensors:
     """On the model's device: input_ids, positions, token_slots int64 [num_tokens]; where an id is
     PENDING, the token that the step before chose for the slot stands for it. logit_rows int64
     [num_samples], the token whose hidden state gives each sampled row's logits; sample_slots int64
-    [num_samples]; draws: how each of them is drawn, None on a CPU, whose sampler draws for
-    itself. has_pending: whether any id is PENDING.
+    [num_samples]; draws: how each of them is drawn. has_pending: whether any id is PENDING.
 
     On the CPU: sample_positions int64 [num_samples], the index in its sequence of the token to be
     sampled; row_lens int64 [num_rows], tokens of each row's sequence, this step included.
@@ -41,7 +40,7 @@ class StepTensors:
     attn_metadata: AttentionMetadata
     logit_rows: torch.Tensor
     sample_slots: torch.Tensor
-    draws: RowTensors | None
+    draws: RowTensors
     has_pending: bool
     sample_positions: NDArray[np.int64]
     row_lens: NDArray[np.int64]
@@ -66,7 +65,6 @@ class InputBuilder:
     ) -> None:
         """grouper: finds the decodes that attend to a shared prefix once; None: each alone."""
         self._grouper = grouper
-        self._draws_there = torch.device(device).type == "cuda"
         self._block_size = manager.block_size
         max_num_blocks = -(-max_model_len // manager.block_size)
         num_seqs, num_tokens = config.max_num_seqs, config.max_num_batched_tokens
@@ -133,9 +131,7 @@ class InputBuilder:
         targets[:num_samples] = step.slots[step.sample_rows]
         targets[num_samples:] = self._block_tables.shape[0]  # nobody's
         sample_positions = lens[step.sample_rows].astype(np.int64)
-        draws = None
-        if self._draws_there:
-            draws = self._draws(params, sample_positions, most_samples)
+        draws = self._draws(params, sample_positions, most_samples)
         prefix_groups = None
         if self._grouper is not None and most_rows == num_tokens:
             prefix_groups = self._groups(self._grouper, step, lens[:num_rows], most_rows)
@@ -186,20 +182,23 @@ class InputBuilder:
         return prefix_groups[:size] if len(found) else None
 
     def _draws(self, params: SlotParams, positions: NDArray[np.int64], num_rows: int) -> RowTensors:
-        """Rows beyond those of params are greedy."""
-        take, count = self._arrays.take, positions.size
-        inverse, inverse_temperatures = take(np.float32, num_rows)
-        is_drawn = params.temperature > 0
-        inverse[:count] = np.divide(1.0, params.temperature, out=np.zeros(count), where=is_drawn)
-        ks, top_k = take(np.int64, num_rows)
-        ks[:count] = params.top_k
-        ps, top_p = take(np.float64, num_rows)
-        ps[:count] = params.top_p
-        draws, numbers = take(np.float64, num_rows)
-        draws[:count] = uniform(params.seeds, positions, params.draws)
-        for array, nothing in ((inverse, 0), (ks, 0), (ps, 1), (draws, 0)):
-            array[count:] = nothing
-        return RowTensors(inverse_temperatures, top_k, top_p, numbers)
+        """Rows beyond those of params are greedy, whatever their other options are."""
+        columns: tuple[tuple[type, NDArray[np.generic], float], ...] = (
+            (np.float32, params.inverse_temperatures, 0),
+            (np.int64, params.top_k, 0),
+            (np.float64, params.top_p, 1),
+            (np.float64, params.min_p, 0),
+            (np.int64, params.seeds.view(np.int64), 0),
+            (np.int64, positions, 0),
+            (np.int64, params.draws, 0),
+        )
+        tensors = []
+        for dtype, column, nothing in columns:
+            array, tensor = self._arrays.take(dtype, num_rows)
+            array[: positions.size] = column
+            array[positions.size :] = nothing
+            tensors.append(tensor)
+        return RowTensors(*tensors)
 
 
 def _num_bytes(num_tokens: int, num_samples: int, num_seqs: int, num_blocks: int) -> int:

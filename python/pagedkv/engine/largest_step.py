@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from pagedkv.config import EngineConfig
@@ -9,20 +10,18 @@ from pagedkv.engine.layer_caches import layer_caches
 from pagedkv.engine.loaded_model import LoadedModel
 from pagedkv.kv_cache import KVCache
 from pagedkv.models import AttentionMetadata
-from pagedkv.sampling import Kinds, RowTensors, choose
-
-LARGEST_KINDS = Kinds(draws=True, has_top_k=True, has_top_p=True)
+from pagedkv.sampling import RowTensors, SlotParams, choose
 
 
 def run_largest_step(loaded: LoadedModel, config: EngineConfig) -> None:
     """One chunk of max_num_batched_tokens tokens, at most max_model_len each, and the choice of
-    max_num_seqs tokens with all filters. It writes no K/V.
+    max_num_seqs tokens. It writes no K/V.
     """
-    run_step(loaded, config, config.scheduler.max_num_batched_tokens, LARGEST_KINDS)
+    run_step(loaded, config, config.scheduler.max_num_batched_tokens)
 
 
 @torch.inference_mode()
-def run_step(loaded: LoadedModel, config: EngineConfig, num_tokens: int, kinds: Kinds) -> None:
+def run_step(loaded: LoadedModel, config: EngineConfig, num_tokens: int) -> None:
     """Chunks of num_tokens tokens together, and the choice of max_num_seqs tokens.
 
     REQUIRES num_tokens >= max_num_seqs.
@@ -50,7 +49,6 @@ def run_step(loaded: LoadedModel, config: EngineConfig, num_tokens: int, kinds: 
             max_query_len=length,
         ),
     )
-    ones = torch.ones(num_seqs, device=device)
-    rows = RowTensors(ones, ones.long(), ones.double() / 2, ones.double() / 2)
+    rows = RowTensors.of(SlotParams(num_seqs), np.zeros(num_seqs, dtype=np.int64))
     logits = loaded.model.compute_logits(hidden[:num_seqs])[:, : loaded.sampled_vocab_size]
-    choose(logits, rows, kinds)
+    choose(logits, rows.to(device))

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 import torch
 
 from pagedkv.config import EngineConfig
-from pagedkv.engine.decode_graphs import COMMON, num_common_graphs
-from pagedkv.engine.largest_step import LARGEST_KINDS, run_step
+from pagedkv.engine.decode_graphs import sizes_for
+from pagedkv.engine.largest_step import run_step
 from pagedkv.engine.live_memory import LiveMemory
 from pagedkv.engine.loaded_model import LoadedModel, describe
 from pagedkv.engine.pool_size import kept_bytes
 from pagedkv.kv_cache import num_blocks_for, num_cpu_blocks_for
 from pagedkv.models import shape_model
-from pagedkv.sampling import Kinds
 
 logger = logging.getLogger(__name__)
 
@@ -87,12 +86,12 @@ def predict(
         model = shape_model(model_config, dtype=dtype, max_model_len=config.max_model_len)
     weights = resident.now
     loaded = describe(model, dtype, torch.device("meta"), max_model_len=config.max_model_len)
-    step = _peak_bytes(loaded, config, config.scheduler.max_num_batched_tokens, LARGEST_KINDS)
+    step = _peak_bytes(loaded, config, config.scheduler.max_num_batched_tokens)
     graphs = 0
     if not config.enforce_eager:
         num_seqs = config.scheduler.max_num_seqs
-        alive = max(_peak_bytes(loaded, config, num_seqs, kinds) for kinds in COMMON)
-        graphs = _GRAPH_POOL_FACTOR * alive + _GRAPH_BYTES * num_common_graphs(num_seqs)
+        alive = _peak_bytes(loaded, config, num_seqs)
+        graphs = _GRAPH_POOL_FACTOR * alive + _GRAPH_BYTES * len(sizes_for(num_seqs))
     shape = loaded.cache_shape.stored_as(config.cache.kv_cache_dtype)
     left = int(config.cache.gpu_memory_utilization * gpu_bytes) - others_bytes
     left -= _CONTEXT_BYTES + weights + step + _WORKSPACE_BYTES
@@ -117,10 +116,10 @@ def predict(
     )
 
 
-def _peak_bytes(loaded: LoadedModel, config: EngineConfig, num_tokens: int, kinds: Kinds) -> int:
+def _peak_bytes(loaded: LoadedModel, config: EngineConfig, num_tokens: int) -> int:
     memory = LiveMemory("meta")
     with memory:
-        run_step(loaded, config, num_tokens, kinds)
+        run_step(loaded, config, num_tokens)
     return memory.peak
 
 

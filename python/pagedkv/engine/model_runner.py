@@ -26,16 +26,15 @@ from pagedkv.engine.stopwatch import Span, Stopwatch
 from pagedkv.kv_cache import KVCache
 from pagedkv.records import PENDING, Candidates, ScheduledStep, empty_step
 from pagedkv.sampling import (
-    Kinds,
     LogitRules,
     RuledRow,
     SlotParams,
     TokenScores,
     best_candidates,
+    call_functions,
     choose,
     chosen_logprobs,
-    process_logits,
-    sample,
+    edit_tensors,
     score_tokens,
 )
 
@@ -214,13 +213,16 @@ class ModelRunner:
         )
         num_padded = None
         has_rules = bool(self._has_rules[step.slots].any())
-        if graphs is not None and not (wants_more or has_rules) and _is_decode(step):
+        if graphs is not None and _is_decode(step):
             num_padded = graphs.size_for(step.slots.size)
         tensors = self._inputs.build(step, token_ids, params, num_padded=num_padded)
         if graphs is not None and num_padded is not None:
-            kinds = Kinds.of(params, self._vocab_size)
-            chosen = graphs.run(tensors, step.slots.size, kinds)
-            return self._launched(chosen, None, params, None)
+            chooses = not (wants_more or has_rules)
+            result = graphs.run(tensors, chooses=chooses)
+            chosen = result if chooses else self._choose(result, step, tensors, token_ids)
+            # The next run of a graph writes where the logits are.
+            logits = result[: step.slots.size].clone() if wants_more else None
+            return self._launched(chosen[: step.slots.size], logits, params, None)
         begin = self._watch.mark()
         hidden = self._hidden(tensors)
         prefilling = None
@@ -230,9 +232,7 @@ class ModelRunner:
         chosen = torch.empty(0, dtype=torch.int64)
         if step.sample_rows.size:
             logits = self._logits(hidden[tensors.logit_rows])
-            ruled = self._ruled_rows(step, tensors, token_ids)
-            processed = process_logits(logits, ruled) if ruled else logits
-            chosen = self._choose(processed, tensors, params)
+            chosen = self._choose(logits, step, tensors, token_ids)
         return dataclasses.replace(
             self._launched(chosen, logits if wants_more else None, params, prefilling),
             prompt_scores=self._prompt_scores(step, tensors, hidden, token_ids),
@@ -252,10 +252,11 @@ class ModelRunner:
             done.record()
         return Launched(chosen, logits, params, done, None, prefilling)
 
-    def _decode(self, tensors: StepTensors, kinds: Kinds) -> torch.Tensor:
-        """A step of decodes, from its inputs to its tokens: what a CUDA graph holds."""
+    def _decode(self, tensors: StepTensors, chooses: bool) -> torch.Tensor:
+        """A step of decodes, from its inputs to its tokens, or to its logits where the choice needs
+        more than the inputs: what a CUDA graph holds."""
         logits = self._logits(self._hidden(tensors))
-        return self._keep(_choose_there(logits, tensors, kinds), tensors)
+        return self._keep(choose(logits, tensors.draws), tensors) if chooses else logits
 
     def _hidden(self, tensors: StepTensors) -> torch.Tensor:
         input_ids = tensors.input_ids
@@ -353,16 +354,19 @@ class ModelRunner:
         return found
 
     def _choose(
-        self, logits: torch.Tensor, tensors: StepTensors, params: SlotParams
+        self,
+        logits: torch.Tensor,
+        step: ScheduledStep,
+        tensors: StepTensors,
+        token_ids: NDArray[np.int32],
     ) -> torch.Tensor:
-        """int64 [num_samples], -1 where a row has failed."""
-        if self._stream is not None:
-            chosen = _choose_there(logits, tensors, Kinds.of(params, self._vocab_size))
-        else:
-            token_ids, failed = sample(logits, params, tensors.sample_positions)
-            token_ids[failed] = -1
-            chosen = torch.from_numpy(token_ids)
-        return self._keep(chosen, tensors)
+        """int64 [logits.shape[0]], -1 where a row has failed."""
+        edits = None
+        ruled = self._ruled_rows(step, tensors, token_ids)
+        if ruled:
+            logits = call_functions(logits, ruled)
+            edits = edit_tensors(ruled, logits.shape[0], logits.device)
+        return self._keep(choose(logits, tensors.draws, edits), tensors)
 
     def _move_blocks(self, step: ScheduledStep) -> tuple[int, Span] | None:
         """Run the step's pairs in their order: what a block swapped out held is overwritten by one
@@ -387,8 +391,3 @@ class ModelRunner:
 def _is_decode(step: ScheduledStep) -> bool:
     """Whether each row has one token and gets the next."""
     return step.num_tokens == step.slots.size == step.sample_rows.size
-
-
-def _choose_there(logits: torch.Tensor, tensors: StepTensors, kinds: Kinds) -> torch.Tensor:
-    assert tensors.draws is not None, "the inputs were built for a CPU"
-    return choose(logits, tensors.draws, kinds)

@@ -1,4 +1,4 @@
-"""Paged attention and cache operators, for CPU and CUDA tensors.
+"""Paged attention, cache and sampling operators, for CPU and CUDA tensors.
 
 Each function here is one operator of `csrc/ops/schemas.cpp`, with its arguments in its order and
 by its names; outputs are arguments. What is written shares no memory with the other operands,
@@ -35,6 +35,7 @@ from pagedkv.ops.layers import (  # noqa: E402
     rotary_embedding,
     silu_and_mul,
 )
+from pagedkv.ops.sampling import sample_tokens  # noqa: E402
 
 __all__ = [
     "copy_blocks",
@@ -48,6 +49,7 @@ __all__ = [
     "reshape_and_cache",
     "rms_norm",
     "rotary_embedding",
+    "sample_tokens",
     "silu_and_mul",
     "swap_blocks",
 ]

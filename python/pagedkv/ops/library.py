@@ -33,6 +33,7 @@ OPS = (
     "rotary_embedding",
     "silu_and_mul",
     "gelu_and_mul",
+    "sample_tokens",
 )
 
 

@@ -13,6 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from pagedkv.ops.reference_sampling import sample_tokens as sample_tokens
+
 
 def quantize(real: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Real values as fp8: divided by the scale, saturated, rounded to nearest even; NaN stays."""

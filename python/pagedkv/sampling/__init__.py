@@ -1,26 +1,26 @@
-"""Choosing tokens from logits: Philox draws, temperature, top-k, top-p, per row of one batch."""
+"""Choosing tokens from logits: what requests want of it, by slot and by row, as operands of the op
+that chooses; log-probabilities of what was chosen."""
 
-from pagedkv.sampling.logit_processing import RuledRow, process_logits
+from pagedkv.ops.philox import philox4x32, uniform
+from pagedkv.sampling.edits import EditTensors, RuledRow, call_functions, edit_tensors
 from pagedkv.sampling.logit_rules import LogitRules
-from pagedkv.sampling.logprobs import TokenScores, score_tokens
+from pagedkv.sampling.logprobs import TokenScores, best_candidates, chosen_logprobs, score_tokens
 from pagedkv.sampling.params import SlotParams
-from pagedkv.sampling.philox import philox4x32, uniform
-from pagedkv.sampling.sampler import best_candidates, chosen_logprobs, sample
-from pagedkv.sampling.tensor_sampler import Kinds, RowTensors, choose
+from pagedkv.sampling.sampler import RowTensors, choose
 
 __all__ = [
-    "Kinds",
+    "EditTensors",
     "LogitRules",
     "RowTensors",
     "RuledRow",
     "SlotParams",
     "TokenScores",
     "best_candidates",
+    "call_functions",
     "choose",
     "chosen_logprobs",
+    "edit_tensors",
     "philox4x32",
-    "process_logits",
-    "sample",
     "score_tokens",
     "uniform",
 ]

@@ -1,5 +1,5 @@
 """What a request wants done to its logits before a token is chosen: SamplingParams, brought into
-arrays once, when the request gets a slot. logit_processing.py applies it.
+arrays once, when the request gets a slot. edits.py makes of it what the sampler changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pagedkv.sampling_params import LogitsProcessor, SamplingParams
 class LogitRules:
     """Ids are int64 [n], each once, and those of one request. bias float32 [n]: of bias_ids.
     bad_token_ids: sequences whose last token is forbidden behind the others. stop_ids: what is
-    forbidden before min_tokens. inverse_temperature: 0 where the choice is greedy.
+    forbidden before min_tokens.
     """
 
     request_id: str
@@ -28,7 +28,6 @@ class LogitRules:
     allowed_ids: NDArray[np.int64]
     bad_token_ids: tuple[NDArray[np.int64], ...]
     stop_ids: NDArray[np.int64]
-    inverse_temperature: np.float32
 
     @classmethod
     def of(cls, request: Request, vocab_size: int) -> LogitRules | None:
@@ -48,7 +47,6 @@ class LogitRules:
             bad_token_ids=tuple(np.array(ids, dtype=np.int64) for ids in request.bad_token_ids),
             # An end-of-sequence token may lie in the padding of the vocabulary.
             stop_ids=stops[stops < vocab_size],
-            inverse_temperature=np.float32(0 if params.is_greedy else 1 / params.temperature),
         )
 
     @property

@@ -1,5 +1,5 @@
 """Log-probabilities of given tokens, their ranks, and the most likely tokens beside them: under the
-model itself, of the logits as they are.
+model itself, of the logits as they are, before any option changes them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from pagedkv.sampling.params import SlotParams
 
 
 class TokenScores(NamedTuple):
@@ -54,3 +56,45 @@ def score_tokens(
         (best.values.double() - total[:, None]).cpu().numpy(),
         np.full(rows.size, num_top, dtype=np.int64),
     )
+
+
+def chosen_logprobs(
+    logits: torch.Tensor, params: SlotParams, token_ids: NDArray[np.int64]
+) -> NDArray[np.float64] | None:
+    """Log-probability of each row's chosen token.
+
+    Returns:
+        float64 [n], 0 in rows that do not want it; None if no row does.
+    """
+    wanted = np.flatnonzero(params.wants_logprob)
+    if wanted.size == 0:
+        return None
+    rows = _picked(logits, wanted)
+    chosen = rows.gather(1, torch.from_numpy(token_ids[wanted])[:, None])[:, 0]
+    logprobs = np.zeros(token_ids.size, dtype=np.float64)
+    logprobs[wanted] = (chosen.double() - torch.logsumexp(rows.double(), dim=1)).numpy()
+    return logprobs
+
+
+def best_candidates(
+    logits: torch.Tensor, params: SlotParams
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]] | None:
+    """The most likely tokens of each row that is a beam, best first.
+
+    Returns:
+        indices of these rows int64 [m], token ids int64 and log-probabilities float64 [m, k], k the
+        most that one of them looks at; None if no row is a beam.
+    """
+    wanted = np.flatnonzero(params.num_candidates)
+    if wanted.size == 0:
+        return None
+    rows = _picked(logits, wanted)
+    num_candidates = min(int(params.num_candidates[wanted].max()), rows.shape[1])
+    best = torch.topk(torch.log_softmax(rows, dim=1), num_candidates, dim=1)
+    return wanted, best.indices.numpy(), best.values.double().numpy()
+
+
+def _picked(logits: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
+    """float32 [rows.size, vocab_size] on the CPU; waits for a GPU."""
+    picked = logits[torch.from_numpy(rows).to(logits.device)]
+    return picked.detach().to(device="cpu", dtype=torch.float32)

@@ -11,14 +11,16 @@ from pagedkv.sampling_params import SamplingParams
 class SlotParams:
     """One row per slot; a row is written when its request is admitted.
 
-    temperature 0 is greedy, top_k 0 and top_p 1 keep everything: the values that SamplingParams
-    allows are brought to these here, so that the sampler has no second spelling to know.
+    temperature 0 is greedy, top_k 0, top_p 1 and min_p 0 keep everything: the values that
+    SamplingParams allows are brought to these here, so that the sampler has no second spelling to
+    know.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
         self.temperature = np.zeros(max_num_seqs, dtype=np.float64)
         self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
         self.top_p = np.ones(max_num_seqs, dtype=np.float64)
+        self.min_p = np.zeros(max_num_seqs, dtype=np.float64)
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         self.draws = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_candidates = np.zeros(max_num_seqs, dtype=np.int64)  # of a beam; 0: not a beam
@@ -30,6 +32,7 @@ class SlotParams:
         # Any k from 2^31 on is larger than every vocabulary: all kept.
         self.top_k[slot] = params.top_k if 0 < params.top_k < 2**31 else 0
         self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
         self.seeds[slot] = seed
         self.wants_logprob[slot] = params.num_forks > 1 and num_candidates == 0
         self.num_candidates[slot] = num_candidates
@@ -41,9 +44,17 @@ class SlotParams:
         picked.temperature = self.temperature[slots]
         picked.top_k = self.top_k[slots]
         picked.top_p = self.top_p[slots]
+        picked.min_p = self.min_p[slots]
         picked.seeds = self.seeds[slots]
         picked.draws = np.zeros_like(slots) if draws is None else draws
         picked.num_candidates = self.num_candidates[slots]
         picked.wants_logprob = self.wants_logprob[slots]
         picked.num_logprobs = self.num_logprobs[slots]
         return picked
+
+    @property
+    def inverse_temperatures(self) -> NDArray[np.float32]:
+        """[rows], 0 where the choice is greedy."""
+        is_drawn = self.temperature > 0
+        inverse = np.divide(1.0, self.temperature, out=np.zeros(is_drawn.size), where=is_drawn)
+        return inverse.astype(np.float32)

@@ -1,11 +1,10 @@
-"""Changed logits against a plain NumPy oracle and the processors of transformers: exact values, in
-the documented order, row by row.
+"""The edits of logits that rules become, against a plain NumPy oracle and the processors of
+transformers: exact values, in the documented order, row by row.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,17 @@ import pytest
 import torch
 from transformers import generation as hf
 
+from pagedkv.ops.reference_sampling import edited
 from pagedkv.request import Request
-from pagedkv.sampling import LogitRules, RuledRow, SlotParams, process_logits, sample
+from pagedkv.sampling import (
+    LogitRules,
+    RowTensors,
+    RuledRow,
+    SlotParams,
+    call_functions,
+    choose,
+    edit_tensors,
+)
 from pagedkv.sampling_params import SamplingParams
 
 VOCAB = 50
@@ -32,8 +40,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bad words": {"bad_words": ["a"]},
     "too few tokens": {"min_tokens": 8, "stop_token_ids": [30, 31]},
     "enough tokens": {"min_tokens": 7, "stop_token_ids": [30, 31]},
-    "min_p": {"min_p": 0.2, "temperature": 0.6},
-    "min_p of a greedy choice": {"min_p": 0.2, "temperature": 0},
     "all": {
         "logit_bias": {20: 3.0, 5: 1.5},
         "repetition_penalty": 1.3,
@@ -43,8 +49,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "bad_words": ["a"],
         "min_tokens": 9,
         "stop_token_ids": [30, 39],
-        "min_p": 0.01,
-        "temperature": 2.0,
     },
 }
 BAD = ((5, 6, 8), (6, 9), (40,), (6, 5, 2), (0, 1))
@@ -69,6 +73,17 @@ def ruled(row: int, **options: Any) -> RuledRow:
     return RuledRow(row, rules_of(**options), np.array(PROMPT + OUTPUT, dtype=np.int32))
 
 
+def process_logits(logits: torch.Tensor, rows: list[RuledRow]) -> torch.Tensor:
+    """What a token is chosen from: functions called, and the edits made by the op's oracle."""
+    changed = call_functions(logits, rows).float().clone()
+    edits = edit_tensors(rows, len(changed))
+    starts = edits.start_loc.tolist()
+    for i, row in enumerate(changed.numpy()):
+        mine = slice(starts[i], starts[i + 1])
+        edited(row, edits.ids[mine], edits.values[mine], bool(edits.is_limited[i]))
+    return changed
+
+
 def oracle(logits: np.ndarray, options: dict[str, Any]) -> np.ndarray:
     """Token by token, in the documented order."""
     row = logits.astype(np.float32).copy()
@@ -90,10 +105,6 @@ def oracle(logits: np.ndarray, options: dict[str, Any]) -> np.ndarray:
             row[bad[-1]] = -INF
     if len(OUTPUT) < options.get("min_tokens", 0):
         row[options["stop_token_ids"]] = -INF
-    temperature, min_p = options.get("temperature", 1.0), options.get("min_p", 0.0)
-    if min_p and temperature:
-        scaled = (row - row.max()) * np.float32(1 / temperature)
-        row[scaled < np.float32(math.log(min_p))] = -INF
     return row
 
 
@@ -141,7 +152,6 @@ def test_all_rules_in_one_batch_equal_each_alone() -> None:
             {"min_tokens": 8, "stop_token_ids": [30]},
             hf.MinNewTokensLengthLogitsProcessor(len(PROMPT), 8, [30]),
         ),
-        ({"min_p": 0.15}, hf.MinPLogitsWarper(0.15)),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -156,10 +166,20 @@ def test_logits_are_those_of_transformers(options: dict[str, Any], processor: An
 def test_unusable_logits_stay_unusable_whatever_is_forbidden(name: str, bad: float) -> None:
     logits = torch.randn(2, VOCAB)
     logits[1, 49] = bad  # outside of what is allowed
-    got = process_logits(logits, [ruled(0, **OPTIONS[name]), ruled(1, **OPTIONS[name])])
-    params = SlotParams(2).rows(np.arange(2))
-    _, failed = sample(got, params, np.array([5, 5]))
-    assert failed.tolist() == [False, True]
+    rows = [ruled(0, **OPTIONS[name]), ruled(1, **OPTIONS[name])]
+    draws = RowTensors.of(SlotParams(2).rows(np.arange(2)), np.array([5, 5]))
+    got = choose(logits, draws, edit_tensors(rows, 2))
+    assert (got < 0).tolist() == [False, True]
+
+
+def test_min_p_keeps_what_that_of_transformers_keeps() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.manual_seed(5)) * 3
+    kept = torch.isfinite(hf.MinPLogitsWarper(0.15)(None, logits.clone()))
+    slot = SlotParams(1)
+    slot.set(0, SamplingParams(min_p=0.15), 1)
+    params = slot.rows(np.zeros(4000, dtype=np.int64))
+    got = choose(logits.expand(4000, -1), RowTensors.of(params, np.arange(4000)))
+    assert set(got.tolist()) == set(kept[0].nonzero().flatten().tolist())
 
 
 def test_functions_are_called_in_their_order_between_penalties_and_forbidden_tokens() -> None:
@@ -198,7 +218,7 @@ def test_a_function_that_fails_fails_its_own_row(
         return result
 
     logits = torch.randn(2, VOCAB)
-    rows = [ruled(0, logits_processors=[broken]), ruled(1, min_p=0.1)]
+    rows = [ruled(0, logits_processors=[broken]), ruled(1, min_tokens=8)]
     got = process_logits(logits, rows)
     assert got[0].isnan().all()
     assert got[1].amax() == logits[1].amax()

@@ -1,0 +1,35 @@
+// CUDA adapter of sample_tokens.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include "ops/cuda_context.h"
+#include "ops/sampling_adapters.h"
+
+namespace pagedkv::ops {
+namespace {
+
+void sample_tokens(const Tensor& token_ids, const std::optional<Tensor>& cuts, const Tensor& logits,
+                   const Tensor& inverse_temperatures, const Tensor& top_k, const Tensor& top_p,
+                   const Tensor& min_p, const Tensor& seeds, const Tensor& positions,
+                   const Tensor& draws, const std::optional<Tensor>& edit_start_loc,
+                   const std::optional<Tensor>& edit_ids, const std::optional<Tensor>& edit_values,
+                   const std::optional<Tensor>& is_limited) {
+  SampleTokensParams params = sample_tokens_params(
+      {token_ids, cuts, logits, inverse_temperatures, top_k, top_p, min_p, seeds, positions, draws,
+       edit_start_loc, edit_ids, edit_values, is_limited});
+  const CudaContext context(logits);
+  // The caching allocator hands freed memory only to later work of the same stream, so the tensor
+  // may go when the kernels are enqueued.
+  const Tensor workspace =
+      torch::stable::new_empty(logits, {sample_tokens_workspace_bytes(params)}, ScalarType::Byte);
+  params.workspace = workspace.mutable_data_ptr();
+  cuda::launch_sample_tokens(params, context.stream());
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(pagedkv, CUDA, library) {
+  library.impl("sample_tokens", TORCH_BOX(&sample_tokens));
+}
+
+}  // namespace pagedkv::ops
