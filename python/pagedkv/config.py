@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,10 +84,12 @@ class CacheConfig:
                 "gpu_memory_utilization must be above 0 and at most 1, got "
                 f"{self.gpu_memory_utilization!r}"
             )
-        if not math.isfinite(self.watermark) or not 0 <= self.watermark < 1:
+        if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark must be at least 0 and below 1, got {self.watermark!r}")
-        if not math.isfinite(self.swap_space) or self.swap_space < 0:
-            raise ValueError(f"swap_space must be at least 0 GiB, got {self.swap_space!r}")
+        if not 0 <= self.swap_space < 1e9:
+            raise ValueError(
+                f"swap_space must be at least 0 and below 1e9 GiB, got {self.swap_space!r}"
+            )
         _check_bool("enable_kv_offloading", self.enable_kv_offloading)
         if self.enable_kv_offloading and not (self.swap_space and self.enable_prefix_caching):
             raise ValueError(

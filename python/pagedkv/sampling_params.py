@@ -4,7 +4,6 @@ engine and sampling.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -41,7 +40,7 @@ class SamplingParams:
 
     Args:
         temperature: 0 is greedy; below 1e-5 counts as greedy. 0 to 1e6.
-        top_k: keep the k most likely tokens; 0 or -1 keeps all.
+        top_k: keep the k most likely tokens; 0, -1 or more than there are keeps all.
         top_p: keep the smallest set of tokens whose probability reaches top_p. In (0, 1].
         min_p: keep tokens at least min_p times as probable as the most probable one. In [0, 1].
         repetition_penalty: divides the logit of each token of prompt or answer if it is above 0,
@@ -172,7 +171,10 @@ class SamplingParams:
 
     def _check_beams(self) -> None:
         _check_number("length_penalty", self.length_penalty, low=-100.0, high=100.0)
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+        is_known = isinstance(self.early_stopping, bool) or (
+            isinstance(self.early_stopping, str) and self.early_stopping == "never"
+        )
+        if not is_known:
             raise ValueError(
                 f'early_stopping must be True, False or "never", got {self.early_stopping!r:.200}'
             )
@@ -291,14 +293,13 @@ def _pairs(name: str, given: object) -> tuple[tuple[int, float], ...]:
 
 
 def _check_number(
-    name: str, value: float, *, low: float, high: float = math.inf, low_open: bool = False
+    name: str, value: float, *, low: float, high: float, low_open: bool = False
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r:.200}")
-    bounds = f"{'above' if low_open else 'at least'} {low:g}"
-    if high != math.inf:
-        bounds += f" and at most {high:g}"
-    if not math.isfinite(value) or value < low or value > high or (low_open and value == low):
+    bounds = f"{'above' if low_open else 'at least'} {low:g} and at most {high:g}"
+    # Not by math.isfinite, which fails for integers that no float can hold.
+    if not low <= value <= high or (low_open and value == low):
         raise ValueError(f"{name} must be finite, {bounds}, got {value!r:.200}")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pagedkv.sampling_params import SamplingParams
@@ -24,9 +26,40 @@ def test_every_number_must_be_finite_and_in_range(name: str, value: float) -> No
         SamplingParams(**{name: None})  # type: ignore[arg-type]
 
 
+JUNK: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 2**31, 2**64, 10**400, 0.0, -0.0, 0.5, 1e-320, 1e300),
+    *(math.nan, math.inf, -math.inf, "", "x", "\ud800", "\0", b"x", [], [None], [0], [2**70]),
+    *(["a"], [""], [[]], {}, {0: 1.0}, {0: 10**400}, {"1": 1}, {1: None}, {1.5: 1}, ((1, 2),)),
+    *(((1,),), (1, 2), object(), print, [print], np.float32(0.5), np.int64(2), np.arange(2)),
+]
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(SamplingParams), ids=lambda field: field.name)
+def test_any_value_of_any_option_is_taken_or_refused_in_words(
+    field: dataclasses.Field[Any],
+) -> None:
+    outcomes = set()
+    for junk in JUNK:
+        try:
+            params = SamplingParams(**{"temperature": 0, field.name: junk})
+            params.check_vocabulary(2**80)
+        except (ValueError, TypeError) as error:
+            outcomes.add("refused")
+            if field.name not in str(error) or len(str(error)) > 500:
+                raise
+        else:
+            outcomes.add("taken")
+            hash(params)
+    assert outcomes == {"refused", "taken"}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (
+            {"temperature": 10**400},
+            "temperature must be finite, at least 0 and at most 1e[+]06, got",
+        ),
         ({"top_p": 0}, "top_p must be finite, above 0 and at most 1, got 0"),
         ({"top_p": 1.01}, "at most 1, got 1.01"),
         ({"temperature": 1.1e6}, "temperature must be finite, at least 0 and at most 1e[+]06"),
