@@ -208,12 +208,21 @@ def test_functions_are_called_in_their_order_between_penalties_and_forbidden_tok
     assert got[11] == penalised[11] * 2
 
 
-@pytest.mark.parametrize("result", [None, torch.zeros(3), "error"])
+@pytest.mark.parametrize(
+    "result",
+    [
+        *(None, torch.zeros(3), "error", [0.0] * VOCAB),
+        *(torch.zeros(VOCAB, dtype=dtype) for dtype in (torch.int64, torch.bool, torch.complex64)),
+        torch.zeros(VOCAB, device="meta"),
+        torch.zeros(VOCAB).to_sparse(),
+    ],
+    ids=lambda result: str(result)[:40],
+)
 def test_a_function_that_fails_fails_its_own_row(
     result: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(prompt: Any, output: Any, logits: torch.Tensor) -> Any:
-        if result == "error":
+        if isinstance(result, str):
             raise KeyError("mine")
         return result
 

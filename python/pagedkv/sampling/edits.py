@@ -132,14 +132,21 @@ def _edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
 
 def _processed(logits: torch.Tensor, one: RuledRow) -> torch.Tensor:
     prompt_len, request_id = one.rules.prompt_len, one.rules.request_id
-    shape = logits.shape
+    shape, device = logits.shape, logits.device
     for processor in one.rules.processors:
         # A copy each: what a function writes there must not change the request.
         token_ids = one.token_ids.copy()
         try:
             logits = processor(token_ids[:prompt_len], token_ids[prompt_len:], logits)
-            if not isinstance(logits, torch.Tensor) or logits.shape != shape:
-                raise TypeError(f"it must return logits of the shape {tuple(shape)}, got {logits}")
+            if (
+                not isinstance(logits, torch.Tensor)
+                or (logits.shape, logits.device, logits.layout) != (shape, device, torch.strided)
+                or not logits.is_floating_point()
+            ):
+                raise TypeError(
+                    f"it must return a tensor of floats of the shape {tuple(shape)} on {device}, "
+                    f"got {logits!r:.200}"
+                )
         except Exception:
             logger.exception("a logits processor of request %r failed", request_id)
             return torch.full(shape, torch.nan)
