@@ -25,7 +25,8 @@ MAX_FORKS = 128  # answers of one prompt: a bound on what one small request can 
 _T = TypeVar("_T")
 
 # (prompt_token_ids int32 [prompt_len], output_token_ids int32 [num generated], logits float32
-# [vocab_size]) to the logits to go on with, of the same shape; it may write into those it is given.
+# [vocab_size]) to the logits to go on with, floats of the same shape on the same device; it may
+# write into those it is given.
 LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.int32], "torch.Tensor"], "torch.Tensor"]
 
 

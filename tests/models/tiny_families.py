@@ -63,6 +63,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, no window": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {}),
     "qwen2, windows": ("Qwen2", WINDOWS),
+    "qwen2, head_dim of its own": ("Qwen2", {"head_dim": 16}),
+    "phi3, head_dim of its own": ("Phi3", {"head_dim": 16}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen3, biases, tied": (
         "Qwen3",
