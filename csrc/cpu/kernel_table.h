@@ -6,6 +6,7 @@
 #include "pagedkv/kernels/attention_params.h"
 #include "pagedkv/kernels/cache_params.h"
 #include "pagedkv/kernels/layer_params.h"
+#include "pagedkv/kernels/linear_params.h"
 #include "pagedkv/kernels/sampling_params.h"
 #include "pagedkv/kernels/thread_pool.h"
 
@@ -21,6 +22,7 @@ struct KernelTable {
   void (*fused_add_rms_norm)(const FusedAddRmsNormParams&, const ThreadPool&);
   void (*rotary_embedding)(const RotaryEmbeddingParams&, const ThreadPool&);
   void (*activation)(const ActivationParams&, const ThreadPool&);
+  void (*streamed_linear)(const StreamedLinearParams&, const ThreadPool&);
   // Passes over one row of logits; see sampling/row_passes_body.h.
   void (*widen_logits)(float* out, const void* logits, ElementType type, int64_t n);
   float (*largest_logit)(const float* x, int64_t n);

@@ -9,8 +9,9 @@
 #include "cpu/layers/rms_norm_body.h"
 #include "cpu/layers/rotary_embedding_body.h"
 #include "cpu/sampling/row_passes_body.h"
-// Last, as it is made of two of the others:
+// Last, as they are made of others:
 #include "cpu/cache/fused_rotary_reshape_and_cache_body.h"
+#include "cpu/layers/streamed_linear_body.h"
 
 namespace pagedkv::cpu::PAGEDKV_ISA {
 
@@ -22,6 +23,7 @@ constexpr KernelTable kKernelTable{.reshape_and_cache = reshape_and_cache,
                                    .fused_add_rms_norm = fused_add_rms_norm,
                                    .rotary_embedding = rotary_embedding,
                                    .activation = activation,
+                                   .streamed_linear = streamed_linear,
                                    .widen_logits = widen_logits,
                                    .largest_logit = largest_logit,
                                    .logit_weights = logit_weights};

@@ -156,11 +156,11 @@ inline ReshapeAndCacheParams reshape_and_cache_params(const Tensor& key, const T
 }
 
 inline FusedRotaryReshapeAndCacheParams fused_rotary_reshape_and_cache_params(
-    const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& cos_sin_cache, const CacheOperands& cache, const Tensor& slot_mapping,
-    bool is_neox) {
+    const char* op, const Tensor& positions, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& cos_sin_cache, const CacheOperands& cache,
+    const Tensor& slot_mapping, bool is_neox) {
   constexpr const char* kForm = "[num_tokens, num_kv_heads, head_dim]";
-  const OperandChecks check("pagedkv::fused_rotary_reshape_and_cache");
+  const OperandChecks check(op);
   check.devices({{"query", query},
                  {"key", key},
                  {"value", value},
@@ -216,7 +216,42 @@ inline FusedRotaryReshapeAndCacheParams fused_rotary_reshape_and_cache_params(
           .max_position = cos_sin_cache.size(0),
           .query_stride_token = query.stride(0),
           .query_stride_head = query.stride(1),
-          .cos_sin_stride = cos_sin_cache.stride(0)};
+          .cos_sin_stride = cos_sin_cache.stride(0),
+          .query_norm = nullptr,
+          .key_norm = nullptr,
+          .epsilon = 0.0f};
+}
+
+struct HeadNorms {
+  const Tensor& query;
+  const Tensor& key;
+  double epsilon;
+};
+
+inline FusedRotaryReshapeAndCacheParams fused_norm_rotary_reshape_and_cache_params(
+    const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& value,
+    const HeadNorms& norms, const Tensor& cos_sin_cache, const CacheOperands& cache,
+    const Tensor& slot_mapping, bool is_neox) {
+  constexpr const char* kOp = "pagedkv::fused_norm_rotary_reshape_and_cache";
+  const OperandChecks check(kOp);
+  const Operand query_norm("query_norm", norms.query);
+  const Operand key_norm("key_norm", norms.key);
+  check.devices({{"query", query}, query_norm, key_norm});
+  FusedRotaryReshapeAndCacheParams params = fused_rotary_reshape_and_cache_params(
+      kOp, positions, query, key, value, cos_sin_cache, cache, slot_mapping, is_neox);
+  check.same_dtype({"query", query}, {query_norm, key_norm});
+  for (const Operand& norm : {query_norm, key_norm}) {
+    check.rows(norm, "[head_dim]");
+    check.shape(norm, {query.size(2)}, "[head_dim]");
+  }
+  for (const Operand& written : {Operand("query", query), Operand("key_cache", cache.key_cache),
+                                 Operand("value_cache", cache.value_cache)}) {
+    check.apart(written, {query_norm, key_norm});
+  }
+  params.query_norm = norms.query.const_data_ptr();
+  params.key_norm = norms.key.const_data_ptr();
+  params.epsilon = check.finite("epsilon", norms.epsilon, 0.0);
+  return params;
 }
 
 inline GatherBlocksParams gather_blocks_params(const Tensor& key, const Tensor& value,

@@ -24,8 +24,20 @@ void fused_rotary_reshape_and_cache(const Tensor& positions, const Tensor& query
                                     const std::optional<Tensor>& k_scale,
                                     const std::optional<Tensor>& v_scale) {
   const FusedRotaryReshapeAndCacheParams params = fused_rotary_reshape_and_cache_params(
-      positions, query, key, value, cos_sin_cache, {key_cache, value_cache, k_scale, v_scale},
-      slot_mapping, is_neox);
+      "pagedkv::fused_rotary_reshape_and_cache", positions, query, key, value, cos_sin_cache,
+      {key_cache, value_cache, k_scale, v_scale}, slot_mapping, is_neox);
+  const CudaContext context(query);
+  cuda::launch_fused_rotary_reshape_and_cache(params, context.stream());
+}
+
+void fused_norm_rotary_reshape_and_cache(
+    const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& query_norm, const Tensor& key_norm, double epsilon, const Tensor& cos_sin_cache,
+    const Tensor& key_cache, const Tensor& value_cache, const Tensor& slot_mapping, bool is_neox,
+    const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale) {
+  const FusedRotaryReshapeAndCacheParams params = fused_norm_rotary_reshape_and_cache_params(
+      positions, query, key, value, {query_norm, key_norm, epsilon}, cos_sin_cache,
+      {key_cache, value_cache, k_scale, v_scale}, slot_mapping, is_neox);
   const CudaContext context(query);
   cuda::launch_fused_rotary_reshape_and_cache(params, context.stream());
 }
@@ -65,6 +77,8 @@ void swap_blocks(const Tensor& source, const Tensor& destination, const Tensor& 
 STABLE_TORCH_LIBRARY_IMPL(pagedkv, CUDA, library) {
   library.impl("reshape_and_cache", TORCH_BOX(&reshape_and_cache));
   library.impl("fused_rotary_reshape_and_cache", TORCH_BOX(&fused_rotary_reshape_and_cache));
+  library.impl("fused_norm_rotary_reshape_and_cache",
+               TORCH_BOX(&fused_norm_rotary_reshape_and_cache));
   library.impl("gather_blocks", TORCH_BOX(&gather_blocks));
   library.impl("copy_blocks", TORCH_BOX(&copy_blocks));
   library.impl("swap_blocks", TORCH_BOX(&swap_blocks));

@@ -24,6 +24,13 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
       "slot_mapping, bool is_neox=True, *, "
       "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
 
+  // The same with an RMS norm of every query and key head before: query_norm, key_norm [D].
+  library.def(
+      "fused_norm_rotary_reshape_and_cache(Tensor positions, Tensor(a!) query, Tensor key, Tensor "
+      "value, Tensor query_norm, Tensor key_norm, float epsilon, Tensor cos_sin_cache, Tensor(b!) "
+      "key_cache, Tensor(c!) value_cache, Tensor slot_mapping, bool is_neox=True, *, "
+      "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
+
   // out, query [T, H, D]; lse fp32 [T, H], natural log, -inf for an empty row; block_tables int32
   // [S, max_num_blocks]; seq_lens int32 [S] (this step's tokens included); query_start_loc int32 [S
   // + 1]. window 0: unlimited. soft_cap 0: none. alibi_slopes fp32 [H]. num_splits 0: chosen by the
@@ -82,6 +89,13 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
   // "tanh".
   library.def("silu_and_mul(Tensor(a!) out, Tensor input) -> ()");
   library.def("gelu_and_mul(Tensor(a!) out, Tensor input, str approximate=\"none\") -> ()");
+
+  // out [T, N], or [T, N / 2] for epilogue "silu_and_mul"; input [T, K]; weight [N, K]; bias [N].
+  // norm_weight [K]: the product is of rms_norm(input). epilogue: "store", "add" (into out) or
+  // "silu_and_mul" (of the halves of the product, gate first). For few rows, 8 at most on a GPU.
+  library.def(
+      "streamed_linear(Tensor(a!) out, Tensor input, Tensor weight, *, Tensor? bias=None, Tensor? "
+      "norm_weight=None, float epsilon=0.0, str epilogue=\"store\") -> ()");
 
   // token_ids int64 [n], -1 in rows without usable logits; cuts fp32 [n]: the smallest logit of
   // each row that could be chosen; logits [n, vocab_size]; inverse_temperatures fp32 [n], 0 for

@@ -221,6 +221,13 @@ def empty_calls() -> dict[str, Callable[[], Call]]:
     rows = {
         "reshape_and_cache": ("key", "value", "slot_mapping"),
         "fused_rotary_reshape_and_cache": ("query", "key", "value", "positions", "slot_mapping"),
+        "fused_norm_rotary_reshape_and_cache": (
+            "query",
+            "key",
+            "value",
+            "positions",
+            "slot_mapping",
+        ),
         "merge_attention_states": ("out", "lse", "out_a", "lse_a", "out_b", "lse_b"),
         "copy_blocks": ("pairs",),
         "swap_blocks": ("pairs",),
@@ -229,6 +236,7 @@ def empty_calls() -> dict[str, Callable[[], Call]]:
         "rotary_embedding": ("positions", "query", "key"),
         "silu_and_mul": ("out", "input"),
         "gelu_and_mul": ("out", "input"),
+        "streamed_linear": ("out", "input"),
     }
     made = {name: lambda n=name, r=r: without(make[n], r) for name, r in rows.items()}
     no_starts = torch.zeros(1, dtype=torch.int32)

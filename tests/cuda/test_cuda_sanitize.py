@@ -96,6 +96,20 @@ def choices(module, device, vocab: int, shift: int, edited: bool) -> list[Tensor
     return [call["token_ids"], kept if not edited else kept * 0]
 
 
+def products(module, device, tokens: int, size: int, columns: int) -> list[Tensor]:
+    """Each epilogue, with a norm and a bias and without."""
+    x = torch.randn(tokens, size, device=device).to(BF16)
+    weight = (torch.randn(columns, size, device=device) / size**0.5).to(BF16)
+    bias, norm = torch.randn(columns, device=device).to(BF16), torch.rand(size, device=device)
+    outs = [torch.randn(tokens, columns, device=device).to(BF16) for _ in range(2)]
+    gated = torch.empty(tokens, columns // 2, dtype=BF16, device=device)
+    module.streamed_linear(outs[0], x, weight)
+    module.streamed_linear(outs[1], x, weight, bias=bias, epilogue="add")
+    more = {"norm_weight": norm.to(BF16), "epsilon": 1e-5, "epilogue": "silu_and_mul"}
+    module.streamed_linear(gated, x, weight, **more)
+    return [*outs, gated]
+
+
 SANITIZE: dict[str, Run] = {
     "norms_one_vector": lambda m, d: norms(m, d, 96, 0),
     "norms_vectors": lambda m, d: norms(m, d, 3584, 0),
@@ -114,6 +128,10 @@ SANITIZE: dict[str, Run] = {
     "choices_vectors": lambda m, d: choices(m, d, 16_000, 0, edited=False),
     "choices_elements": lambda m, d: choices(m, d, 4001, 1, edited=False),
     "choices_edited": lambda m, d: choices(m, d, 4008, 0, edited=True),
+    "products_one_row": lambda m, d: products(m, d, 1, 1024, 2144),
+    "products_rows": lambda m, d: products(m, d, 7, 1000, 176),
+    "products_long_rows": lambda m, d: products(m, d, 8, 8192, 48),
+    "products_elements": lambda m, d: products(m, d, 3, 99, 34),
 }
 
 

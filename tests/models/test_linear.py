@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pagedkv.models.linear import Linear, can_pack, packed_product, plain_product
+from pagedkv.models import linear
+from pagedkv.models.linear import Linear, Norm, can_pack, packed_product, plain_product
 from pagedkv.models.parameters import Parameters, Piece
 
 CPU = torch.device("cpu")
@@ -56,3 +57,55 @@ def test_a_layer_multiplies_by_what_was_loaded(dtype: torch.dtype, shares_weight
     parameters.finish()
     assert layer(torch.tensor([[1.0, -1.0]], dtype=dtype)).tolist() == [[9.0, 19.0]]
     assert (weight._data is None) == (not shares_weight)
+
+
+def loaded(rows: int, size: int, *, streams: bool, monkeypatch) -> tuple[Linear, torch.Tensor]:
+    monkeypatch.setattr(linear, "can_stream", lambda *_: streams)
+    parameters = Parameters(dtype=torch.float32, device=CPU, rank=0, num_ranks=1)
+    weight, bias = parameters.add(Piece("w", (rows, size))), parameters.add(Piece("b", (rows,)))
+    layer = Linear(parameters, weight, bias)
+    matrix = torch.randn(rows, size)
+    weight.load("w", matrix)
+    bias.load("b", torch.arange(float(rows)))
+    parameters.finish()
+    return layer, matrix
+
+
+def test_few_rows_are_streamed_where_there_is_a_kernel(monkeypatch) -> None:
+    layer, _ = loaded(3, 16, streams=True, monkeypatch=monkeypatch)
+    assert [n for n in range(20) if layer.streams(n)] == list(range(9))
+    assert not loaded(3, 16, streams=False, monkeypatch=monkeypatch)[0].streams(1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "in_features", "capability", "streams"),
+    [
+        (torch.bfloat16, "cuda", 1024, (9, 0), True),
+        (torch.float16, "cuda", 64, (9, 0), True),
+        (torch.float32, "cuda", 1024, (9, 0), False),
+        (torch.bfloat16, "cpu", 1024, (9, 0), False),
+        (torch.bfloat16, "cuda", 1000, (9, 0), False),
+        (torch.bfloat16, "cuda", 1024, (8, 0), False),
+        (torch.bfloat16, "cuda", 1024, (10, 0), False),
+    ],
+)
+def test_what_is_streamed(dtype, device, in_features, capability, streams, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert linear.can_stream(dtype, torch.device(device), in_features) == streams
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("num_rows", [0, 1, 8, 9])
+def test_streamed_or_not_the_product_is_the_same(streams, num_rows, monkeypatch) -> None:
+    layer, matrix = loaded(5, 16, streams=streams, monkeypatch=monkeypatch)
+    x = torch.randn(num_rows, 16)
+    torch.testing.assert_close(layer(x), x @ matrix.T + torch.arange(5.0))
+
+
+def test_a_streamed_product_norms_and_adds(monkeypatch) -> None:
+    layer, matrix = loaded(5, 16, streams=True, monkeypatch=monkeypatch)
+    x, out, norm = torch.randn(2, 16), torch.randn(2, 5), Norm(torch.rand(16), 1e-5)
+    normed = x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-5) * norm.weight
+    want = out + normed @ matrix.T + torch.arange(5.0)
+    layer.stream_(out, x, norm, "add")
+    torch.testing.assert_close(out, want)

@@ -47,6 +47,11 @@ def fused_rotary_reshape_and_cache() -> Call:
     }
 
 
+def fused_norm_rotary_reshape_and_cache() -> Call:
+    call = fused_rotary_reshape_and_cache()
+    return call | {"query_norm": torch.rand(8), "key_norm": torch.rand(8), "epsilon": 1e-5}
+
+
 def gather_blocks() -> Call:
     """Two sequences of 3 and 1 tokens."""
     return {
@@ -204,6 +209,19 @@ def sample_tokens_plainly() -> Call:
     return sample_tokens() | dict.fromkeys(names)
 
 
+def streamed_linear() -> Call:
+    """Three rows of 8, six columns of which three are gates."""
+    return {
+        "out": torch.zeros(3, 3),
+        "input": torch.randn(3, 8),
+        "weight": torch.randn(6, 8),
+        "bias": torch.randn(6),
+        "norm_weight": torch.randn(8),
+        "epsilon": 1e-5,
+        "epilogue": "silu_and_mul",
+    }
+
+
 def with_float8(make: Callable[[], Call]) -> Callable[[], Call]:
     def call() -> Call:
         made = make()
@@ -225,6 +243,10 @@ CALLS: dict[str, tuple[str, Callable[[], Call]]] = {
         "fused_rotary_reshape_and_cache",
         with_float8(fused_rotary_reshape_and_cache),
     ),
+    "fused_norm_rotary_reshape_and_cache": (
+        "fused_norm_rotary_reshape_and_cache",
+        fused_norm_rotary_reshape_and_cache,
+    ),
     "gather_blocks": ("gather_blocks", gather_blocks),
     "gather_blocks, fp8": ("gather_blocks", with_float8(gather_blocks)),
     "paged_attention": ("paged_attention", paged_attention),
@@ -239,4 +261,5 @@ CALLS: dict[str, tuple[str, Callable[[], Call]]] = {
     "gelu_and_mul": ("gelu_and_mul", gelu_and_mul),
     "sample_tokens": ("sample_tokens", sample_tokens),
     "sample_tokens, plainly": ("sample_tokens", sample_tokens_plainly),
+    "streamed_linear": ("streamed_linear", streamed_linear),
 }

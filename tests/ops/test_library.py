@@ -135,7 +135,10 @@ def test_importing_the_operators_does_not_need_the_engine() -> None:
     assert set(run.stdout.split()) == {
         "pagedkv",
         "pagedkv.ops",
-        *(f"pagedkv.ops.{part}" for part in ("attention", "cache", "layers", "library")),
+        *(
+            f"pagedkv.ops.{part}"
+            for part in ("attention", "cache", "layers", "library", "linear", "sampling")
+        ),
     }
 
 

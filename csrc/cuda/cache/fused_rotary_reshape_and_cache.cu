@@ -1,11 +1,14 @@
-// fused_rotary_reshape_and_cache: rotates queries in place and keys on their way into the cache,
-// and writes the values there.
+// fused_rotary_reshape_and_cache and fused_norm_rotary_reshape_and_cache: rotates queries in place
+// and keys on their way into the cache, both normed head by head before if asked for, and writes
+// the values there.
 //
 // Grid: one block a token. Where all of a head is rotated, halves against each other, in aligned
 // memory, a thread owns the same two vectors of several heads (queries, keys and values alike), so
 // that all of a token's loads are in flight and its cosines are read once; anything else goes
 // element by element. Must move T * (H + 2 G) * D elements in and out.
 // Instantiations: 3 activation types x 3 cache types x {vectors, elements} = 18.
+#include <bit>
+
 #include "cuda/cache/cache_alignment.h"
 #include "cuda/cache/cache_write.cuh"
 #include "cuda/device/overlapped_launch.cuh"
@@ -54,6 +57,34 @@ struct TokenRows {
   }
 };
 
+// Norms a head whose two halves lie in the vectors x and y of blockDim.x neighbouring lanes, a
+// power of two; all of them are here. weight: this thread's first element of the first half.
+template <class T, int kVec>
+__device__ void norm_halves(Vec<T, kVec>& x, Vec<T, kVec>& y, const T* weight, int half,
+                            float epsilon) {
+  Vec<float, kVec> a = widen(x);
+  Vec<float, kVec> b = widen(y);
+  const Vec<float, kVec> first = widen(load_vec<kVec>(weight));
+  const Vec<float, kVec> second = widen(load_vec<kVec>(weight + half));
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) sum += a.data[i] * a.data[i] + b.data[i] * b.data[i];
+  const int lanes = static_cast<int>(blockDim.x);
+  const int lane = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x) % 32;
+  const unsigned mask = (lanes == 32 ? ~0u : (1u << lanes) - 1) << (lane & -lanes);
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
+    sum += __shfl_xor_sync(mask, sum, offset);
+  }
+  const float factor = rsqrtf(sum / static_cast<float>(2 * half) + epsilon);
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    a.data[i] *= factor * first.data[i];
+    b.data[i] *= factor * second.data[i];
+  }
+  x = narrow<T>(a);
+  y = narrow<T>(b);
+}
+
 template <class T, class C>
 __global__ void __launch_bounds__(kRotationThreads)
     rotate_and_cache_vectors_kernel(const __grid_constant__ Params params) {
@@ -92,6 +123,10 @@ __global__ void __launch_bounds__(kRotationThreads)
     for (int i = 0; i < kHeads; ++i) {
       const int head = first + i * step;
       if (head >= end) continue;
+      if (params.query_norm != nullptr && head < first_value) {
+        const void* weight = head < first_key ? params.query_norm : params.key_norm;
+        norm_halves(x[i], y[i], static_cast<const T*>(weight) + pair, half, params.epsilon);
+      }
       if (head < first_value) rotate_halves(x[i], y[i], angles);
       if (head < first_key) {
         T* query = rows.query(head);
@@ -109,13 +144,58 @@ __global__ void __launch_bounds__(kRotationThreads)
   }
 }
 
+// Elements of a token's query and key heads, normed if asked for.
+template <class T, class C>
+class HeadElements {
+ public:
+  // factors: of the heads, [H + G], in shared memory. Every thread of the block is here.
+  __device__ HeadElements(const TokenRows<T, C>& rows, float* factors)
+      : rows_(rows), factors_(factors) {
+    const Params& params = rows.params;
+    if (params.query_norm == nullptr) return;
+    const auto dim = static_cast<int>(params.write.cache.head_dim);
+    const auto heads = static_cast<int>(params.num_heads + params.write.cache.num_kv_heads);
+    for (int head = static_cast<int>(threadIdx.x) / 32; head < heads;
+         head += kElementThreads / 32) {
+      const T* from = row(head);
+      float sum = 0.0f;
+      for (int d = static_cast<int>(threadIdx.x) % 32; d < dim; d += 32) {
+        sum += to_float(from[d]) * to_float(from[d]);
+      }
+      sum = warp_sum(sum);
+      factors[head] = rsqrtf(sum / static_cast<float>(dim) + params.epsilon);
+    }
+    __syncthreads();  // the rows are read before they are written, too
+  }
+
+  // Heads [0, H) are queries, [H, H + G) keys.
+  __device__ const T* row(int64_t head) const {
+    const int64_t num_heads = rows_.params.num_heads;
+    return head < num_heads ? rows_.query(head) : rows_.key(head - num_heads);
+  }
+  __device__ T at(int64_t head, int64_t d) const {
+    const Params& params = rows_.params;
+    const T x = row(head)[d];
+    if (params.query_norm == nullptr) return x;
+    const void* weight = head < params.num_heads ? params.query_norm : params.key_norm;
+    return from_float<T>(to_float(x) *
+                         (factors_[head] * to_float(static_cast<const T*>(weight)[d])));
+  }
+
+ private:
+  const TokenRows<T, C>& rows_;
+  const float* factors_;
+};
+
 template <class T, class C>
 __global__ void __launch_bounds__(kElementThreads)
     rotate_and_cache_elements_kernel(const __grid_constant__ Params params) {
+  extern __shared__ float factors[];
   begin_overlapped_kernel();
   const KvCache& cache = params.write.cache;
   const int64_t token = blockIdx.x;
   const TokenRows<T, C> rows{params, token, slot_offsets(cache, params.write.slot_mapping[token])};
+  const HeadElements<T, C> elements(rows, factors);
   const float* cosines = params.cos_sin_cache + params.positions[token] * params.cos_sin_stride;
   const int64_t half = params.rotary_dim / 2;
   const int64_t heads = params.num_heads + (rows.slot.written ? cache.num_kv_heads : 0);
@@ -125,9 +205,8 @@ __global__ void __launch_bounds__(kElementThreads)
     const int64_t first = params.is_neox ? pair : 2 * pair;
     const int64_t second = params.is_neox ? half + pair : 2 * pair + 1;
     const bool is_query = head < params.num_heads;
-    const T* from = is_query ? rows.query(head) : rows.key(head - params.num_heads);
-    float x = to_float(from[first]);
-    float y = to_float(from[second]);
+    float x = to_float(elements.at(head, first));
+    float y = to_float(elements.at(head, second));
     rotate(x, y, cosines[pair], cosines[half + pair]);
     if (is_query) {
       T* query = rows.query(head);
@@ -140,12 +219,20 @@ __global__ void __launch_bounds__(kElementThreads)
       store.store(rows.key_slot(kv_head) + second, Vec<T, 1>{{from_float<T>(y)}});
     }
   }
-  if (!rows.slot.written) return;
   const int64_t rest = cache.head_dim - params.rotary_dim;
+  if (params.query_norm != nullptr) {
+    for (int64_t item = threadIdx.x; item < params.num_heads * rest; item += blockDim.x) {
+      const int64_t head = item / rest;
+      const int64_t d = params.rotary_dim + item % rest;
+      rows.query(head)[d] = elements.at(head, d);
+    }
+  }
+  if (!rows.slot.written) return;
   for (int64_t item = threadIdx.x; item < cache.num_kv_heads * rest; item += blockDim.x) {
     const int64_t head = item / rest;
     const int64_t d = params.rotary_dim + item % rest;
-    rows.key_store(head).store(rows.key_slot(head) + d, load_vec<1>(rows.key(head) + d));
+    rows.key_store(head).store(rows.key_slot(head) + d,
+                               Vec<T, 1>{{elements.at(params.num_heads + head, d)}});
   }
   for (int64_t item = threadIdx.x; item < cache.num_kv_heads * cache.head_dim; item += blockDim.x) {
     const int64_t head = item / cache.head_dim;
@@ -158,7 +245,12 @@ template <class T, class C>
 bool vectors_fit(const Params& params) {
   constexpr int64_t kElement = sizeof(T);
   const ReshapeAndCacheParams& write = params.write;
-  return params.is_neox && params.rotary_dim == write.cache.head_dim &&
+  // A norm's sum is taken among the lanes of a head: half a head's vectors.
+  const int64_t lanes = params.rotary_dim / 2 / kVecElements<T>;
+  const bool norms_fit = params.query_norm == nullptr ||
+                         (lanes <= 32 && std::has_single_bit(static_cast<uint64_t>(lanes)) &&
+                          aligned_to(16, {params.query_norm, params.key_norm}, {}));
+  return params.is_neox && params.rotary_dim == write.cache.head_dim && norms_fit &&
          rotation_fits_vectors<T>(params.rotary_dim / 2, params.cos_sin_cache,
                                   params.cos_sin_stride) &&
          cache_aligned_to(kVecElements<T>, sizeof(C), write.cache) &&
@@ -182,8 +274,11 @@ void launch_fused_rotary_reshape_and_cache(const FusedRotaryReshapeAndCacheParam
         launch_overlapped("fused_rotary_reshape_and_cache", rotate_and_cache_vectors_kernel<T, C>,
                           blocks, rotation_block<T>(params.rotary_dim / 2, heads), at, params);
       } else {
+        const int64_t heads = params.num_heads + params.write.cache.num_kv_heads;
         launch_overlapped("fused_rotary_reshape_and_cache", rotate_and_cache_elements_kernel<T, C>,
-                          blocks, kElementThreads, at, params);
+                          blocks, kElementThreads,
+                          params.query_norm == nullptr ? 0 : static_cast<int>(heads * 4), at,
+                          params);
       }
     });
   });

@@ -71,6 +71,11 @@ struct FusedRotaryReshapeAndCacheParams {
   int64_t query_stride_token;
   int64_t query_stride_head;
   int64_t cos_sin_stride;  // elements between positions
+  // Weights of the RMS norms of every query head and every key head, [D] write.type, which come
+  // before the rotation and are rounded as rms_norm's results; both null: no norms.
+  const void* query_norm;
+  const void* key_norm;
+  float epsilon;
 };
 
 // Row seq_start_loc[i] + j of key and value becomes token j of sequence i, real values

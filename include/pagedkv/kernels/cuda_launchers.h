@@ -8,6 +8,7 @@
 #include "pagedkv/kernels/attention_params.h"
 #include "pagedkv/kernels/cache_params.h"
 #include "pagedkv/kernels/layer_params.h"
+#include "pagedkv/kernels/linear_params.h"
 #include "pagedkv/kernels/sampling_params.h"
 
 namespace pagedkv::cuda {
@@ -31,6 +32,7 @@ void launch_rms_norm(const RmsNormParams& params, StreamHandle stream);
 void launch_fused_add_rms_norm(const FusedAddRmsNormParams& params, StreamHandle stream);
 void launch_rotary_embedding(const RotaryEmbeddingParams& params, StreamHandle stream);
 void launch_activation(const ActivationParams& params, StreamHandle stream);
+void launch_streamed_linear(const StreamedLinearParams& params, StreamHandle stream);
 
 void launch_sample_tokens(const SampleTokensParams& params, StreamHandle stream);
 

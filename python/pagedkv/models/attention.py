@@ -43,7 +43,8 @@ class Attention:
 
     cos_sin_table: fp32 [max_model_len, rotary_dim], shared by all layers; None: no rotation.
     window: how many tokens a token sees, itself included; 0: all before it. norms: of queries and
-    of keys, head by head.
+    of keys, head by head, before they are rotated: there is a table then, and they have the same
+    epsilon.
     """
 
     __slots__ = (
@@ -91,24 +92,68 @@ class Attention:
         attn_metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape. Mutates kv_cache: this step's slots."""
-        qkv = self._qkv(x)
+        return self._output(self._attend(self._qkv(x), positions, kv_cache, attn_metadata))
+
+    def streams(self, num_rows: int) -> bool:
+        """Whether add_to_ may be called for so many rows."""
+        return self._qkv.streams(num_rows) and self._output.streams(num_rows)
+
+    def add_to_(
+        self,
+        residual: torch.Tensor,
+        norm: RMSNorm,
+        positions: torch.Tensor,
+        kv_cache: LayerCache,
+        attn_metadata: AttentionMetadata,
+    ) -> None:
+        """residual [num_tokens, hidden_size] <- residual + self(norm(residual)), for few rows.
+        Mutates kv_cache too.
+        """
+        qkv = residual.new_empty(residual.shape[0], self._shape[1] * self._shape[2])
+        self._qkv.stream_(qkv, residual, norm.norm)
+        out = self._attend(qkv, positions, kv_cache, attn_metadata)
+        self._output.stream_(residual, out, epilogue="add")
+
+    def _attend(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: LayerCache,
+        attn_metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """From all projections of the tokens to all heads' results, heads side by side."""
         if self._clip:
             qkv.clamp_(-self._clip, self._clip)
         query, key, value = torch.split(qkv.view(self._shape), self._heads, 1)
-        if self._norms is not None:
-            query, key = _normed(self._norms[0], query), _normed(self._norms[1], key)
         key_cache, value_cache, k_scale, v_scale = kv_cache
         slots = attn_metadata.slot_mapping
         if self._table is None:
             ops.reshape_and_cache(
                 key, value, key_cache, value_cache, slots, k_scale=k_scale, v_scale=v_scale
             )
-        else:
+        elif self._norms is None:
             ops.fused_rotary_reshape_and_cache(
                 positions,
                 query,
                 key,
                 value,
+                self._table,
+                key_cache,
+                value_cache,
+                slots,
+                k_scale=k_scale,
+                v_scale=v_scale,
+            )
+        else:
+            (query_norm, epsilon), (key_norm, _) = (norm.norm for norm in self._norms)
+            ops.fused_norm_rotary_reshape_and_cache(
+                positions,
+                query,
+                key,
+                value,
+                query_norm,
+                key_norm,
+                epsilon,
                 self._table,
                 key_cache,
                 value_cache,
@@ -135,11 +180,4 @@ class Attention:
             v_scale=v_scale,
             prefix_groups=attn_metadata.prefix_groups,
         )
-        return self._output(out.flatten(1))
-
-
-def _normed(norm: RMSNorm, heads: torch.Tensor) -> torch.Tensor:
-    """heads [num_tokens, num_heads, head_dim] with every head normed; may overwrite them."""
-    rows = heads.reshape(-1, heads.shape[-1])
-    norm.apply_(rows)
-    return rows.view(heads.shape)
+        return out.flatten(1)

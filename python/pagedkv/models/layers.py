@@ -15,14 +15,14 @@ from torch.nn import functional
 
 from pagedkv import ops
 from pagedkv.models.config import ModelConfig
-from pagedkv.models.linear import Linear
+from pagedkv.models.linear import Linear, Norm
 from pagedkv.models.parameters import Parameter, Parameters, Piece, Split, fused
 
 
 class RMSNorm:
     """x / sqrt(mean(x ** 2) + epsilon) * weight, over the last dimension."""
 
-    __slots__ = ("_epsilon", "_weight")
+    __slots__ = ("norm",)
 
     def __init__(
         self,
@@ -35,25 +35,24 @@ class RMSNorm:
     ) -> None:
         """offset: what is added to the weight that the checkpoint holds."""
         weight = parameters.add(Piece(f"{name}.weight", (size,)))
-        self._epsilon = epsilon
 
         def prepare() -> None:
-            self._weight = weight.take() + offset if offset else weight.take()
+            self.norm = Norm(weight.take() + offset if offset else weight.take(), epsilon)
 
         parameters.when_loaded(prepare)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(x)
-        ops.rms_norm(out, x, self._weight, self._epsilon)
+        ops.rms_norm(out, x, *self.norm)
         return out
 
     def apply_(self, x: torch.Tensor) -> None:
         """x <- norm(x)."""
-        ops.rms_norm(x, x, self._weight, self._epsilon)
+        ops.rms_norm(x, x, *self.norm)
 
     def add_(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         """residual <- residual + x; x <- norm(residual)."""
-        ops.fused_add_rms_norm(x, residual, self._weight, self._epsilon)
+        ops.fused_add_rms_norm(x, residual, *self.norm)
 
 
 class LayerNorm:
@@ -205,6 +204,21 @@ class GatedMLP:
         inner = x.new_empty(x.shape[0], self._size)
         self._gate(inner, self._gate_up(x))
         return self._down(inner)
+
+    def streams(self, num_rows: int) -> bool:
+        """Whether add_to_ may be called for so many rows."""
+        return self._gate_up.streams(num_rows) and self._down.streams(num_rows)
+
+    def add_to_(self, residual: torch.Tensor, norm: RMSNorm) -> None:
+        """residual [num_tokens, hidden_size] <- residual + self(norm(residual)), for few rows."""
+        inner = residual.new_empty(residual.shape[0], self._size)
+        if self._gate is _silu_and_mul:
+            self._gate_up.stream_(inner, residual, norm.norm, "silu_and_mul")
+        else:
+            both = residual.new_empty(residual.shape[0], 2 * self._size)
+            self._gate_up.stream_(both, residual, norm.norm)
+            self._gate(inner, both)
+        self._down.stream_(residual, inner, epilogue="add")
 
 
 # By ModelConfig.hidden_act: how torch's gelu approximates.

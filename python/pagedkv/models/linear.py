@@ -1,21 +1,42 @@
-"""The product with a weight matrix, in the fastest form that torch has for the device.
+"""The product with a weight matrix, in the fastest form that there is for the device.
 
 On a CPU this is oneDNN with the weight reordered once into its blocked layout, for no number of
 rows in particular: about one to four times the speed of torch's own product from 2,048 rows down to
 the few of decoding, in fp32 and bf16 (benchmarks/bench_cpu_linear.py). Where that was measured, a
 row also has the same bits whatever rows are multiplied with it.
+
+On a GPU it is torch's product, but for the few rows of small decodes pagedkv's own, whose time is
+that of reading the weights, and which norms before and adds behind it without further kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
+from pagedkv import ops
 from pagedkv.models.parameters import Parameter, Parameters
 
 Product = Callable[[torch.Tensor], torch.Tensor]
+
+MAX_STREAMED_ROWS = 8  # of the kernel that streams weights
+
+
+class Norm(NamedTuple):
+    """x / sqrt(mean(x ** 2) + epsilon) * weight [in_features]."""
+
+    weight: torch.Tensor
+    epsilon: float
+
+
+def can_stream(dtype: torch.dtype, device: torch.device, in_features: int) -> bool:
+    """Whether there is a kernel on this device that streams such weights."""
+    if device.type != "cuda" or dtype.itemsize != 2 or in_features % 64:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -55,7 +76,7 @@ class Linear:
     shares_weight: another layer (a tied embedding) keeps using the weight, so it must stay.
     """
 
-    __slots__ = ("_product",)
+    __slots__ = ("_bias", "_product", "_streamed")
 
     def __init__(
         self,
@@ -65,14 +86,41 @@ class Linear:
         *,
         shares_weight: bool = False,
     ) -> None:
+        self._streamed: torch.Tensor | None = None
+
         def prepare() -> None:
-            self._product = make(
-                weight.data if shares_weight else weight.take(),
-                None if bias is None else bias.take(),
-            )
+            matrix = weight.data if shares_weight else weight.take()
+            self._bias = None if bias is None else bias.take()
+            self._product = make(matrix, self._bias)
+            if can_stream(parameters.dtype, parameters.device, matrix.shape[1]):
+                self._streamed = matrix
 
         make = packed_product if can_pack(parameters.dtype, parameters.device) else plain_product
         parameters.when_loaded(prepare)
 
+    def streams(self, num_rows: int) -> bool:
+        """Whether the weights are streamed for so many rows: stream_ is the faster form."""
+        return self._streamed is not None and num_rows <= MAX_STREAMED_ROWS
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product(x)
+        if not self.streams(x.shape[0]):
+            return self._product(x)
+        assert self._streamed is not None
+        out = x.new_empty(x.shape[0], self._streamed.shape[0])
+        self.stream_(out, x)
+        return out
+
+    def stream_(
+        self, out: torch.Tensor, x: torch.Tensor, norm: Norm | None = None, epilogue: str = "store"
+    ) -> None:
+        """out [n, out] <- what ops.streamed_linear makes of it. REQUIRES streams(n)."""
+        assert self._streamed is not None
+        ops.streamed_linear(
+            out,
+            x,
+            self._streamed,
+            bias=self._bias,
+            norm_weight=None if norm is None else norm.weight,
+            epsilon=0.0 if norm is None else norm.epsilon,
+            epilogue=epilogue,
+        )

@@ -128,18 +128,34 @@ class LlamaLayer:
         self._mlp_norm.add_(x, residual)
         return self._mlp(x)
 
+    def streams(self, num_rows: int) -> bool:
+        return self._attention.streams(num_rows) and self._mlp.streams(num_rows)
+
+    def add_to_(
+        self,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: LayerCache,
+        attn_metadata: AttentionMetadata,
+    ) -> None:
+        """The same on few rows, by products that norm before and add behind themselves."""
+        self._attention.add_to_(residual, self.first_norm, positions, kv_cache, attn_metadata)
+        self._mlp.add_to_(residual, self._mlp_norm)
+
 
 def build(config: ModelConfig, parameters: Parameters, max_model_len: int) -> ResidualDecoder:
     """The model, its parameters to be filled, for at most max_model_len tokens a sequence."""
     assert config.rope is not None
     table = cos_sin_table(config.rope, max_model_len, parameters.device)
     embedding = Embedding(parameters, "model.embed_tokens", config.vocab_size, config.hidden_size)
+    layers = [LlamaLayer(parameters, index, config, table) for index in range(config.num_layers)]
     return ResidualDecoder(
         config,
         # Buffers that old checkpoints carry; they are computed here.
         derived=re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
         embedding=embedding,
-        layers=[LlamaLayer(parameters, index, config, table) for index in range(config.num_layers)],
+        layers=layers,
+        few_rows=layers,
         norm=RMSNorm(parameters, "model.norm", config.hidden_size, config.norm_eps),
         head=OutputHead(parameters, embedding, config),
     )

@@ -32,9 +32,28 @@ class ResidualLayer(Protocol):
         ...
 
 
+class FewRowsLayer(Protocol):
+    """A layer that, for few rows, norms and adds inside its products: fewer kernels."""
+
+    def streams(self, num_rows: int) -> bool:
+        """Whether it does for so many."""
+        ...
+
+    def add_to_(
+        self,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: LayerCache,
+        attn_metadata: AttentionMetadata,
+    ) -> None:
+        """residual <- residual + what the layer makes of it."""
+        ...
+
+
 class ResidualDecoder:
     """The whole model: hidden states of a step, and logits of chosen ones. derived and base_prefix:
-    as CausalLM has them. scale: of the embeddings.
+    as CausalLM has them. scale: of the embeddings. few_rows: the layers again, if they have a form
+    for few rows.
     """
 
     def __init__(
@@ -45,6 +64,7 @@ class ResidualDecoder:
         embedding: Embedding,
         scale: float = 1.0,
         layers: Sequence[ResidualLayer],
+        few_rows: Sequence[FewRowsLayer] = (),
         norm: RMSNorm,
         head: OutputHead,
     ) -> None:
@@ -58,6 +78,8 @@ class ResidualDecoder:
         self._layers = layers
         # What norms the sum after each layer: the next layer's first norm, at last the model's.
         self._next_norms = [*(layer.first_norm for layer in layers[1:]), norm]
+        self._few_rows = few_rows
+        self._norm = norm
         self._head = head
 
     @torch.inference_mode()
@@ -80,6 +102,11 @@ class ResidualDecoder:
         residual = self._embedding(input_ids)
         if self._scale != 1:
             residual = residual * self._scale
+        # The layers are alike: what holds for one does for all.
+        if self._few_rows and self._few_rows[0].streams(len(residual)):
+            for few, kv_cache in zip(self._few_rows, kv_caches, strict=True):
+                few.add_to_(residual, positions, kv_cache, attn_metadata)
+            return self._norm(residual)
         x = self._layers[0].first_norm(residual)
         for layer, next_norm, kv_cache in zip(
             self._layers, self._next_norms, kv_caches, strict=True

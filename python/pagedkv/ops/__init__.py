@@ -23,6 +23,7 @@ from pagedkv.ops.attention import (  # noqa: E402
 )
 from pagedkv.ops.cache import (  # noqa: E402
     copy_blocks,
+    fused_norm_rotary_reshape_and_cache,
     fused_rotary_reshape_and_cache,
     gather_blocks,
     reshape_and_cache,
@@ -35,11 +36,13 @@ from pagedkv.ops.layers import (  # noqa: E402
     rotary_embedding,
     silu_and_mul,
 )
+from pagedkv.ops.linear import streamed_linear  # noqa: E402
 from pagedkv.ops.sampling import sample_tokens  # noqa: E402
 
 __all__ = [
     "copy_blocks",
     "fused_add_rms_norm",
+    "fused_norm_rotary_reshape_and_cache",
     "fused_rotary_reshape_and_cache",
     "gather_blocks",
     "gelu_and_mul",
@@ -51,5 +54,6 @@ __all__ = [
     "rotary_embedding",
     "sample_tokens",
     "silu_and_mul",
+    "streamed_linear",
     "swap_blocks",
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 _reshape_and_cache = torch.ops.pagedkv.reshape_and_cache.default
 _fused_rotary_reshape_and_cache = torch.ops.pagedkv.fused_rotary_reshape_and_cache.default
+_fused_norm_rotary_reshape_and_cache = torch.ops.pagedkv.fused_norm_rotary_reshape_and_cache.default
 _gather_blocks = torch.ops.pagedkv.gather_blocks.default
 _copy_blocks = torch.ops.pagedkv.copy_blocks.default
 _swap_blocks = torch.ops.pagedkv.swap_blocks.default
@@ -124,6 +125,75 @@ def fused_rotary_reshape_and_cache(
         query,
         key,
         value,
+        cos_sin_cache,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        is_neox,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+
+
+def fused_norm_rotary_reshape_and_cache(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_norm: Tensor,
+    key_norm: Tensor,
+    epsilon: float,
+    cos_sin_cache: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    is_neox: bool = True,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """`fused_rotary_reshape_and_cache` of queries and keys that are normed head by head before.
+
+    What an attention layer with norms of queries and keys does before it attends. The norms are
+    `rms_norm`'s, rounded as there.
+
+    Args:
+        query_norm, key_norm: [head_dim], `query`'s dtype.
+        epsilon: of the norms, at least 0. Others: as of `fused_rotary_reshape_and_cache`.
+
+    Returns:
+        Nothing.
+
+    Mutates:
+        query, key_cache, value_cache.
+
+    Raises:
+        RuntimeError: as `fused_rotary_reshape_and_cache`; a negative or not finite epsilon.
+
+    Example:
+        >>> table = torch.tensor([[0.0, 1.0]])  # position 0 turns by a right angle
+        >>> query, key = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[1.0, 1.0]]])
+        >>> key_cache, value_cache = torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2)
+        >>> first, ones = torch.tensor([0]), torch.ones(2)
+        >>> fused_norm_rotary_reshape_and_cache(
+        ...     first, query, key, key, ones, 2 * ones, 0.0, table, key_cache, value_cache, first
+        ... )
+        >>> query.flatten()  # (3, 4) / sqrt(12.5), turned
+        tensor([-1.1314,  0.8485])
+        >>> key_cache.flatten(), value_cache.flatten()
+        (tensor([-2.,  2.]), tensor([1., 1.]))
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, equation 4; Henry et
+    al., "Query-Key Normalization for Transformers", 2020.
+    """
+    _fused_norm_rotary_reshape_and_cache(
+        positions,
+        query,
+        key,
+        value,
+        query_norm,
+        key_norm,
+        epsilon,
         cos_sin_cache,
         key_cache,
         value_cache,

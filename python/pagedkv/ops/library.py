@@ -23,6 +23,7 @@ CUDA_BUILD_HINT = (
 OPS = (
     "reshape_and_cache",
     "fused_rotary_reshape_and_cache",
+    "fused_norm_rotary_reshape_and_cache",
     "paged_attention",
     "merge_attention_states",
     "copy_blocks",
@@ -34,6 +35,7 @@ OPS = (
     "silu_and_mul",
     "gelu_and_mul",
     "sample_tokens",
+    "streamed_linear",
 )
 
 

@@ -84,6 +84,42 @@ def fused_rotary_reshape_and_cache(
     )
 
 
+def fused_norm_rotary_reshape_and_cache(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_norm: Tensor,
+    key_norm: Tensor,
+    epsilon: float,
+    cos_sin_cache: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    is_neox: bool = True,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """See `pagedkv.ops.fused_norm_rotary_reshape_and_cache`."""
+    normed = torch.empty_like(key)
+    rms_norm(query, query, query_norm, epsilon)
+    rms_norm(normed, key, key_norm, epsilon)
+    fused_rotary_reshape_and_cache(
+        positions,
+        query,
+        normed,
+        value,
+        cos_sin_cache,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        is_neox,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+
+
 def gather_blocks(
     key: Tensor,
     value: Tensor,
@@ -261,3 +297,31 @@ def gelu_and_mul(out: Tensor, input: Tensor, approximate: str = "none") -> None:
     """See `pagedkv.ops.gelu_and_mul`."""
     gate, up = input.float().chunk(2, dim=-1)
     out.copy_(torch.nn.functional.gelu(gate, approximate=approximate) * up)
+
+
+def streamed_linear(
+    out: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    epsilon: float = 0.0,
+    epilogue: str = "store",
+) -> None:
+    """See `pagedkv.ops.streamed_linear`."""
+    x = input
+    if norm_weight is not None:
+        x = torch.empty_like(input)
+        rms_norm(x, input, norm_weight, epsilon)
+    product = x.double() @ weight.double().T  # fp32 sums differ by their order
+    if bias is not None:
+        product += bias.double()
+    product = product.to(input.dtype)
+    if epilogue == "silu_and_mul":
+        silu_and_mul(out, product)
+    elif epilogue == "add":
+        out.copy_(out.float() + product.float())
+    else:
+        assert epilogue == "store"
+        out.copy_(product)

@@ -1,0 +1,127 @@
+"""streamed_linear on the GPU: the oracle in every epilogue, shapes that the stream takes and those
+that it does not, rows that do not depend on each other, kernels that wait for each other.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from operands import assert_same
+from torch import Tensor
+
+from pagedkv import ops
+from pagedkv.ops import reference
+
+EPILOGUES = ("store", "add", "silu_and_mul")
+HALVES = (torch.bfloat16, torch.float16)
+# num_tokens, in_features, out_features
+STREAMED = [
+    (1, 4096, 6144),  # several passes a block
+    (8, 4096, 4096),
+    (5, 1024, 4096),
+    (1, 2048, 1024),  # a tile a block
+    (2, 64, 16),  # one block, one slab
+    (3, 576, 34),  # slabs that do not fill the last step, columns that do not fill a tile
+    (7, 14336, 48),  # the input in chunks
+    (8, 3200, 4240),  # chunks, over several passes
+]
+OTHERS = [(9, 64, 32), (2, 1000, 64), (3, 99, 34), (1, 1, 2), (4, 7, 130)]
+
+
+def made(
+    size: tuple[int, int, int], dtype: torch.dtype, epilogue: str, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(out with poison or old values, input, weight); rows of wider matrices, NaN beside them."""
+    num_tokens, in_features, out_features = size
+    columns = out_features // 2 if epilogue == "silu_and_mul" else out_features
+
+    def inside(rows: int, columns: int) -> Tensor:
+        wide = torch.full((rows, columns + 16), math.nan, dtype=dtype, device=device)
+        return wide[:, 8 : columns + 8]
+
+    out, x, weight = (
+        inside(num_tokens, columns),
+        inside(num_tokens, in_features),
+        inside(out_features, in_features),
+    )
+    x.copy_(torch.randn(x.shape, device=device))
+    weight.copy_(torch.randn(weight.shape, device=device) / math.sqrt(in_features))
+    if epilogue == "add":
+        out.copy_(torch.randn(out.shape, device=device))
+    return out, x, weight
+
+
+def options(
+    size: tuple[int, int, int], dtype: torch.dtype, normed: bool, device: torch.device
+) -> dict[str, object]:
+    if not normed or (size[0] + 1) * size[1] > 73728:
+        return {}
+    return {
+        "bias": torch.randn(size[2], device=device).to(dtype),
+        "norm_weight": torch.rand(size[1], device=device).to(dtype),
+        "epsilon": 1e-5,
+    }
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
+@pytest.mark.parametrize("size", STREAMED + OTHERS, ids=str)
+def test_it_matches_the_oracle(size, dtype, epilogue, normed, device) -> None:
+    out, x, weight = made(size, dtype, epilogue, device)
+    more = options(size, dtype, normed, device)
+    want = out.clone()
+    reference.streamed_linear(want, x, weight, epilogue=epilogue, **more)
+    ops.streamed_linear(out, x, weight, epilogue=epilogue, **more)
+    epsilon = torch.finfo(dtype).eps
+    error = (out.float() - want.float()).abs()
+    assert torch.isfinite(out).all()
+    assert (error <= 4 * epsilon * want.float().abs().clamp(min=2) + 2e-6).all()
+    assert torch.isnan(out.as_strided((out.shape[0], 4), out.stride(), out.shape[1] + 8)).all()
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("size", [size for size in STREAMED if size[0] > 1], ids=str)
+def test_a_row_has_the_same_bits_alone_and_again(size, epilogue, normed, device) -> None:
+    out, x, weight = made(size, torch.bfloat16, epilogue, device)
+    more = options(size, torch.bfloat16, normed, device)
+    again = out.clone()
+    alone = [row.clone().unsqueeze(0) for row in out]
+    ops.streamed_linear(out, x, weight, epilogue=epilogue, **more)
+    ops.streamed_linear(again, x, weight, epilogue=epilogue, **more)
+    assert_same(again, out, "a second run")
+    for row, single, together in zip(x, alone, out, strict=True):
+        ops.streamed_linear(single, row.unsqueeze(0), weight, epilogue=epilogue, **more)
+        assert_same(single[0], together, "the row alone")
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8])
+def test_kernels_that_start_early_see_what_was_written_before(num_tokens, device) -> None:
+    # A chain in which each product reads what the two before it wrote, many times: once with the
+    # kernels overlapping, once alone.
+    weights = [torch.randn(1024, 1024, device=device).bfloat16() / 40 for _ in range(12)]
+    norm = torch.rand(1024, device=device).bfloat16()
+
+    def chain(residual: Tensor, *, alone: bool) -> Tensor:
+        x = torch.empty_like(residual)
+        for first, second in zip(weights[::2], weights[1::2], strict=True):
+            ops.streamed_linear(x, residual, first, norm_weight=norm, epsilon=1e-5)
+            if alone:
+                torch.cuda.synchronize()
+            ops.streamed_linear(residual, x, second, epilogue="add")
+            if alone:
+                torch.cuda.synchronize()
+        return residual
+
+    start = torch.randn(num_tokens, 1024, device=device).bfloat16()
+    want = chain(start.clone(), alone=True)
+    graph, residual = torch.cuda.CUDAGraph(), start.clone()
+    with torch.cuda.graph(graph):
+        chain(residual, alone=False)
+    for _ in range(50):
+        residual.copy_(start)
+        graph.replay()
+        assert_same(residual, want)
