@@ -74,12 +74,14 @@ __device__ __forceinline__ void write_warp_rows(const PagedAttentionParams& para
   }
 }
 
-// Rows that see no key.
+// Rows that see no key. Not unrolled: they are rare, and the feeding warp has code enough.
 template <class T>
 __device__ void write_empty_rows(const PagedAttentionParams& params, const TilePart& part,
                                  int group, int first, int num_rows, int lane) {
+#pragma unroll 1
   for (int row = 0; row < num_rows; ++row) {
     const RowPlace place = row_place(params, part, group, first + row);
+#pragma unroll 1
     for (int d = 8 * lane; d < static_cast<int>(params.cache.head_dim); d += 8 * 32) {
       *reinterpret_cast<uint4*>(static_cast<T*>(params.out) + place.out + d) =
           make_uint4(0, 0, 0, 0);

@@ -97,18 +97,17 @@ struct PagedAttentionWorkspaceShape {
   int64_t num_workers;
 };
 
-// Most rows (query token x query head of one KV head) of a tile whose keys may be cut over workers.
+// Most rows (query token x query head of one KV head) of a tile whose keys the CPU cuts over
+// workers, and rows that the workspace has for each end of a worker's range. On a GPU such tiles
+// have 16 rows, but their states are padded (head_dim 8 takes the room of 64), and what they leave
+// lets the kernel of small batches serve up to a hundred KV heads.
 constexpr int64_t kMaxSplitTileRows = 64;
-// Likewise, for sequences that share a prefix on a GPU: of a tile over the prefix, and of one over
-// the keys behind it.
+// Likewise, for sequences that share a prefix on a GPU: of a tile over the prefix.
 constexpr int64_t kPrefixTileRows = 128;
-constexpr int64_t kOwnTileRows = 16;
 constexpr int64_t kPrefixRecordBytes = 16;
 
-// Their workers, where num_workers are two blocks a multiprocessor: one block a multiprocessor over
-// the prefix, each warp of num_workers blocks behind it.
+// Workers over the prefix, where num_workers are two blocks a multiprocessor: one each.
 constexpr int64_t num_prefix_workers(int64_t num_workers) { return (num_workers + 1) / 2; }
-constexpr int64_t kOwnWarps = 4;  // of a block
 
 // A partial state of one row is fp32 [D] (not normalised or normalised, as the kernel likes) and
 // its maximum and sum, fp32 [2].
@@ -119,14 +118,12 @@ constexpr int64_t partial_state_bytes(int64_t head_dim) { return (head_dim + 2) 
 //   num_splits 0: a worker owns a contiguous range of all keys; only the tiles cut by the two ends
 //     of a range leave partial states: 2 * num_workers * kMaxSplitTileRows.
 //   num_splits n > 1: T * H * n.     num_splits 1: none.
-//   prefix groups, behind those: a record for every group and query token, two states for every
-//   row,
-//     the prefix's and its own keys', and two tiles of each kind a worker, whose range may cut
+//   prefix groups, behind those: a record for every group, two states for every row, the prefix's
+//     and its own keys' (on a GPU the lse of those), and two tiles a worker, whose range may cut
 //     them.
 constexpr int64_t paged_attention_prefix_states(const PagedAttentionWorkspaceShape& shape) {
   return 2 * (shape.num_tokens * shape.num_heads +
-              num_prefix_workers(shape.num_workers) * kPrefixTileRows +
-              shape.num_workers * kOwnWarps * kOwnTileRows);
+              num_prefix_workers(shape.num_workers) * kPrefixTileRows);
 }
 
 constexpr int64_t paged_attention_workspace_bytes(const PagedAttentionWorkspaceShape& shape) {
@@ -140,7 +137,7 @@ constexpr int64_t paged_attention_workspace_bytes(const PagedAttentionWorkspaceS
   const int64_t bytes = aligned(states * partial_state_bytes(shape.head_dim));
   if (shape.num_prefix_groups == 0) return bytes;
   return bytes +
-         aligned((shape.num_prefix_groups + shape.num_tokens) * kPrefixRecordBytes +
+         aligned(shape.num_prefix_groups * kPrefixRecordBytes +
                  paged_attention_prefix_states(shape) * partial_state_bytes(shape.head_dim));
 }
 

@@ -154,7 +154,7 @@ def paged_attention_workspace_size(
 
     It does not depend on the lengths; with num_splits 0 or 1 and no prefix groups not on the batch
     either, so that one workspace serves all captured graphs. Prefix groups take two partial results
-    per query token and head more, and on a GPU about 35 MB at head_dim 128.
+    per query token and head more, and on a GPU two of 128 rows per multiprocessor.
 
     Args:
         num_tokens: most query tokens of a call.
