@@ -59,6 +59,14 @@ def test_tensors_are_the_files_in_any_chunks(
     assert_same(found)
 
 
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_the_caller_may_be_in_inference_mode(file: Path, is_inference: bool) -> None:
+    with torch.inference_mode(is_inference):
+        found = dict(stream(spans_in(file, list(TENSORS)), "cpu"))
+    assert_same(found)
+    assert found["matrix"].is_inference() == is_inference
+
+
 def test_only_some_tensors_are_on_their_way_at_once(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
