@@ -31,6 +31,19 @@ def test_outputs_come_in_the_order_of_the_prompts(llm: LLM, tokenizer_folder: Pa
         assert output.prompt == (prompt if isinstance(prompt, str) else None)
 
 
+def test_those_that_may_take_longest_begin_first(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equals in the order of the prompts."""
+    added: list[str] = []
+    add = llm.engine.add
+    monkeypatch.setattr(
+        llm.engine, "add", lambda request: (added.append(request.request_id), add(request))
+    )
+    params = [SamplingParams(temperature=0, max_tokens=n) for n in (2, 9, 2, 30, 9)]
+    outputs = llm.generate(list("abcde"), params, use_tqdm=False)
+    assert [int(name) for name in added] == [3, 1, 4, 0, 2]
+    assert [output.prompt for output in outputs] == list("abcde")
+
+
 def test_one_prompt_needs_no_list(llm: LLM) -> None:
     text = llm.generate("solo", GREEDY)
     ids = llm.generate([ord(c) for c in "solo"], GREEDY)

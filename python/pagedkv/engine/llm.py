@@ -139,7 +139,9 @@ class LLM:
         try:
             with _progress(enabled=use_tqdm) as bar:
                 task = bar.add_task("answering", total=len(requests))
-                for request in requests:
+                # All come back together, so those that may take longest begin first: at the end no
+                # few long answers are left, for which a step costs as much as for many.
+                for request in sorted(requests, key=lambda one: -one.max_tokens):
                     self.engine.add(request)
                 while self.engine.has_work:
                     for output in self.engine.step().finished:

@@ -23,6 +23,7 @@ from pagedkv.engine.model import Model
 from pagedkv.engine.rate_meter import RateMeter
 from pagedkv.engine.step_parts import join_samples, join_scores, run_in_parts
 from pagedkv.engine.stopwatch import Span, Stopwatch
+from pagedkv.engine.swaps import Swaps
 from pagedkv.kv_cache import KVCache
 from pagedkv.records import PENDING, Candidates, ScheduledStep, empty_step
 from pagedkv.sampling import (
@@ -114,6 +115,7 @@ class ModelRunner:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             if not enforce_eager:
                 self._capture(max_num_seqs)
+        self._swaps = Swaps(kv_cache, self._watch, self._stream)
 
     @torch.inference_mode()
     def _capture(self, max_num_seqs: int) -> None:
@@ -369,22 +371,10 @@ class ModelRunner:
         return self._keep(choose(logits, tensors.draws, edits), tensors)
 
     def _move_blocks(self, step: ScheduledStep) -> tuple[int, Span] | None:
-        """Run the step's pairs in their order: what a block swapped out held is overwritten by one
-        that comes in or by a copy, and a copy may read what comes in. Returns how many bytes were
-        swapped, and when.
-        """
-        cache = self._kv_cache
-        moving = None
-        num_moved = len(step.swap_out) + len(step.swap_in)
-        if num_moved:
-            begin = self._watch.mark()
-            if step.swap_out.size:
-                cache.swap_out(torch.from_numpy(step.swap_out))
-            if step.swap_in.size:
-                cache.swap_in(torch.from_numpy(step.swap_in))
-            moving = num_moved * cache.bytes_per_block, Span(begin, self._watch.mark())
-        if step.copies.size:
-            cache.copy_blocks(torch.from_numpy(step.copies))
+        """Run the step's pairs; how many bytes were swapped, and when."""
+        moving = self._swaps.run(step)
+        if step.copies.size:  # may read what has come in
+            self._kv_cache.copy_blocks(torch.from_numpy(step.copies))
         return moving
 
 

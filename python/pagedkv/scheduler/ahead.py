@@ -2,10 +2,11 @@
 without them.
 
 A row that gets a token goes on with it, whatever it is; whether it ends the request is learnt one
-step late, and costs one row that is thrown away. Everything else waits for the tokens: requests
-that may start, which find what a step has published; preemption, whose victims must know their last
-token; answers that are forked from a prompt, beams, windows, and requests whose logits depend on
-their tokens.
+step late, and costs one row that is thrown away. What queues starts beside such rows in order of
+arrival, though not what had better wait for a prefix that the running step computes. Everything
+else waits for the tokens: preemption, whose victims must know their last token; answers that are
+forked from a prompt, beams, windows, urgent requests, and requests whose logits depend on their
+tokens.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.config import SchedulerConfig
 from pagedkv.records import ScheduledStep
 from pagedkv.scheduler.forking import Forking
 from pagedkv.scheduler.preemption import Preemption
@@ -32,22 +34,29 @@ class Ahead:
         forking: Forking,
         preemption: Preemption,
         window: Window,
-        max_num_batched_tokens: int,
+        config: SchedulerConfig,
     ) -> None:
         self._running = running
         self._queue = queue
         self._forking = forking
         self._preemption = preemption
         self._window = window
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._config = config
         # Whether those that queue were all looked at, none could start, and nothing has changed.
         self._none_can_start = False
 
-    def looked_at_queue(self, *, none_can_start: bool) -> None:
-        """What schedule() found. REQUIRES of none_can_start that no prompt is being computed, whose
-        prefix others wait for.
+    @property
+    def may_start(self) -> bool:
+        """Whether the queue is to be looked at."""
+        return bool(self._queue) and not self._none_can_start
+
+    def looked_at_queue(self, query_lens: NDArray[np.int64], *, has_changed: bool) -> None:
+        """A step of these rows was made, and what queues was looked at. has_changed: somebody
+        started or was preempted. While a prompt is computed, others may wait for its prefix.
         """
-        self._none_can_start = none_can_start
+        is_fcfs = self._config.scheduling_policy == "fcfs"
+        is_decode = int(query_lens.sum()) == query_lens.size
+        self._none_can_start = is_fcfs and is_decode and not has_changed
 
     def queue_may_start(self) -> None:
         """Something has come or gone since."""
@@ -57,7 +66,7 @@ class Ahead:
         """Slots and token counts of the step after the running one, as share_budget has them; None:
         it has to wait for the tokens, or there is nothing to compute.
         """
-        if self._queue and not self._none_can_start:
+        if self.may_start and self._config.scheduling_policy != "fcfs":
             return None
         if self._forking.groups or self._window.size:
             return None
@@ -72,5 +81,5 @@ class Ahead:
         order, remaining = unfinished(order[~ends], table)
         if order.size == 0:
             return None
-        rows, query_lens = share_budget(order, remaining, self._max_num_batched_tokens)
+        rows, query_lens = share_budget(order, remaining, self._config.max_num_batched_tokens)
         return (rows, query_lens) if self._preemption.has_room(rows, query_lens) else None

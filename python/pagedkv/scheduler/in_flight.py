@@ -50,6 +50,12 @@ class InFlight:
     def oldest(self) -> ScheduledStep:
         return self._steps[0][0]
 
+    def chunks(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Of the oldest step's rows that are alive: slots, tokens, and up to where they compute."""
+        step, computed = self._steps[0]
+        alive = self._running.slots.seq_ids[step.slots] == step.seq_ids
+        return step.slots[alive], step.query_lens[alive], computed[alive]
+
     def require_none(self, hint: str) -> None:
         if self._steps:
             raise RuntimeError(f"step {self.oldest.step_id} is in flight: {hint}")

@@ -100,7 +100,7 @@ class Scheduler:
             self._forking,
             self._preemption,
             self.window,
-            config.max_num_batched_tokens,
+            config,
         )
         self._ending = Ending(*shared, self.log, self._beams)
 
@@ -280,17 +280,13 @@ class Scheduler:
         if started.admitted:
             rows, query_lens = singles_first(rows, query_lens)
         gone, self._stalled = (*self._stalled, *displaced, *preempted), ()
-        self._ahead.looked_at_queue(
-            none_can_start=self.config.scheduling_policy == "fcfs"
-            and not (started.admitted or gone)
-            and int(query_lens.sum()) == rows.size
-        )
+        self._ahead.looked_at_queue(query_lens, has_changed=bool(started.admitted or gone))
         return self._in_flight.launch(rows, query_lens, copies, started, gone)
 
     def schedule_ahead(self) -> ScheduledStep | None:
         """The step after the one in flight, before its tokens are known: each of its sampled rows
-        goes on with one that is PENDING in the slot table until update(). None where more than
-        that depends on them (ahead.py), and unless exactly one step is in flight.
+        goes on with one that is PENDING in the slot table until update(), and what queues may start
+        beside. None where more depends on them (ahead.py), and unless just one is in flight.
         """
         planned = self._ahead.rows(self._in_flight.oldest) if len(self._in_flight) == 1 else None
         if planned is None:
@@ -301,7 +297,15 @@ class Scheduler:
         self._tokens.note_waits(rows, query_lens, Started())
         copies = self._manager.append_batch(self.slots.seq_ids[rows], query_lens)
         self.slots.num_computed[rows] += query_lens
-        return self._in_flight.launch(rows, query_lens, copies, Started(), ())
+        started = Started()
+        if self._ahead.may_start:
+            beside = self._in_flight.chunks()
+            started = self._starting.start_beside_both(rows, query_lens, beside, self._num_steps)
+            rows, query_lens, copies = started.join(rows, query_lens, copies)
+            if started.admitted:
+                rows, query_lens = singles_first(rows, query_lens)
+            self._ahead.looked_at_queue(query_lens, has_changed=bool(started.admitted))
+        return self._in_flight.launch(rows, query_lens, copies, started, ())
 
     def update(
         self,
