@@ -223,7 +223,7 @@ def test_version_and_help_are_quick_because_they_load_no_torch() -> None:
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
-    for command in ("generate", "chat", "fetch", "draw", "replay", "explain"):
+    for command in ("generate", "chat", "bench", "fetch", "draw", "replay", "explain"):
         assert command in shown
     assert "Example: pagedkv generate smollm2" in shown
     version = subprocess.run(
@@ -232,7 +232,9 @@ def test_version_and_help_are_quick_because_they_load_no_torch() -> None:
     assert version == f"pagedkv {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "fetch", "draw", "replay", "explain"])
+@pytest.mark.parametrize(
+    "command", ["generate", "chat", "bench", "fetch", "draw", "replay", "explain"]
+)
 def test_every_command_shows_an_example(run: Any, command: str) -> None:
     assert f"Example: pagedkv {command}" in run(command, "--help").out
 

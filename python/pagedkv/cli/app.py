@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from pagedkv import __version__
+from pagedkv.cli.bench import bench
 from pagedkv.cli.chat import chat
 from pagedkv.cli.draw import draw
 from pagedkv.cli.fetch import fetch
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(chat)
+app.command()(bench)
 app.command()(fetch)
 app.command()(draw)
 app.command()(replay)

@@ -23,6 +23,7 @@ from pagedkv.engine.output_processor import OutputProcessor
 from pagedkv.engine.pool_size import free_bytes, log_pool
 from pagedkv.engine.requests import Prompt, RequestBuilder
 from pagedkv.engine.step_loop import StepLoop
+from pagedkv.engine.step_times import StepSplit
 from pagedkv.kv_cache import CacheShape, KVCache, num_blocks_for, num_cpu_blocks_for
 from pagedkv.records import (
     Explanation,
@@ -71,6 +72,8 @@ class Engine:
         self._has_begun = False
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
+        self.vocab_size = loaded.vocab_size
+        self.device = loaded.device
         self.max_num_seqs = config.scheduler.max_num_seqs
         is_pipelined = config.async_scheduling
         if is_pipelined is None:
@@ -324,6 +327,11 @@ class Engine:
     @property
     def num_swapped(self) -> int:
         return self._scheduler.num_swapped
+
+    @property
+    def step_split(self) -> StepSplit:
+        """Where the time of all steps so far went."""
+        return self._loop.times.split
 
     def statistics(self) -> Statistics:
         """The block manager's counters. In tokens: what prompts looked up in the prefix cache is

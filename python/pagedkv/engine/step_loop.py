@@ -17,6 +17,7 @@ from pagedkv.block_manager import BlockManager
 from pagedkv.engine.model_runner import Launched, ModelRunner
 from pagedkv.engine.observer import NoObserver, RunObserver, StepWatcher
 from pagedkv.engine.output_processor import OutputProcessor
+from pagedkv.engine.step_times import StepTimes
 from pagedkv.records import (
     FinishedRequest,
     OutputDelta,
@@ -68,6 +69,7 @@ class StepLoop:
         self._settled = StepResult([], [])
         self.observer: RunObserver | NoObserver = NoObserver()
         self.watchers: list[StepWatcher] = []
+        self.times = StepTimes()
 
     @property
     def has_results(self) -> bool:
@@ -100,8 +102,10 @@ class StepLoop:
 
     def _launch(self, schedule: Callable[[], ScheduledStep | None]) -> _Flight | None:
         begin_s = self._clock()
+        self.times.start()
         rates = self._scheduler.rates = self._runner.meter.rates
         step = schedule()
+        self.times.lap("schedule")
         if step is None:
             return None
         for one in step.preempted:
@@ -119,15 +123,18 @@ class StepLoop:
             launched = self._runner.launch(step, self._scheduler.slots.token_ids)
         except BaseException as error:
             launched = error  # told when the steps before it have ended
+        self.times.lap("launch")
         return _Flight(step, rates, begin_s, launched)
 
     def _land(self, flight: _Flight) -> StepResult:
         """Wait for a step and pass on what it chose."""
         step, table = flight.step, self._scheduler.slots
+        self.times.start()
         try:
             if isinstance(flight.launched, BaseException):
                 raise flight.launched
             sampled = self._runner.collect(flight.launched)
+            self.times.lap("wait")
             if sampled.unfit and not isinstance(self.observer, NoObserver):
                 # A recording has failed steps and failed samples, and a chunk may have no sample.
                 raise MemoryError(OUT_OF_MEMORY)
@@ -162,6 +169,7 @@ class StepLoop:
                 stopped.append(request.request_id)
         result = self._collect(deltas, ended)
         self._ended(flight, stopped, ended)
+        self.times.lap("update")
         return result
 
     def _ended(self, flight: _Flight, stopped: list[str], ended: list[FinishedRequest]) -> None:
