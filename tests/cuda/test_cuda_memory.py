@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,6 @@ import pytest
 import torch
 from small_llama import answers, engine_on
 
-from pagedkv.config import EngineConfig
-from pagedkv.engine import Engine
-from pagedkv.engine.loading import load
-from pagedkv.engine.memory_plan import predict
 from pagedkv.sampling_params import SamplingParams
 
 QWEN3: dict[str, object] = {
@@ -43,41 +41,66 @@ LLAMA: dict[str, object] = {
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()
+# In a process of its own, since what other tests have left on the card counts too.
+PROGRAM = """
+import json, sys
+import torch
+from pagedkv.config import EngineConfig
+from pagedkv.engine import Engine
+from pagedkv.engine.loading import load
+from pagedkv.engine.memory_plan import predict
+from pagedkv.sampling_params import SamplingParams
+
+folder, shape, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+config = EngineConfig.from_options(
+    folder, load_format="dummy", device="cuda:0", max_model_len=16384, **options
+)
+total = torch.cuda.mem_get_info(0)[1]
+before = total - torch.cuda.mem_get_info(0)[0]
+plan = predict(config, shape, torch.bfloat16, gpu_bytes=total)
+loaded = load(config)
+weights = torch.cuda.memory_allocated(0)
+engine = Engine(loaded, config)
+params = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, max_tokens=8, ignore_eos=True)
+for i in range(256):  # as many tokens as a step may have, then steps of all 256
+    engine.add_request(str(i), [i % 97] * 32, params)
+while engine.has_work:
+    assert all(one.error is None for one in engine.step().finished)
+used = total - torch.cuda.mem_get_info(0)[0]
+print(json.dumps({
+    "weights": weights / plan.weights_bytes, "blocks": engine.statistics().num_blocks,
+    "predicted_blocks": plan.num_blocks, "used": used / plan.used_bytes,
+    "used_mib": used >> 20, "plan": str(plan), "before_mib": before >> 20,
+}))
+"""
 
 
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
         (QWEN3, {"num_gpu_blocks_override": 10_000, "max_num_batched_tokens": 8192}),
-        (QWEN3, {"num_gpu_blocks_override": 10_000, "enforce_eager": True}),
-        (LLAMA, {"gpu_memory_utilization": 0.5, "max_num_batched_tokens": 8192}),
-        (LLAMA, {"gpu_memory_utilization": 0.4, "kv_cache_dtype": "fp8"}),
+        (LLAMA, {"gpu_memory_utilization": 0.5, "kv_cache_dtype": "fp8", "enforce_eager": True}),
     ],
+    ids=["graphs", "eager"],
 )
 def test_what_is_predicted_is_used(
-    device: torch.device, tmp_path: Path, shape: dict[str, object], options: dict[str, Any]
+    tmp_path: Path, shape: dict[str, object], options: dict[str, Any]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**shape, "torch_dtype": "bfloat16"}))
-    config = EngineConfig.from_options(
-        str(tmp_path), load_format="dummy", device=str(device), max_model_len=16384, **options
-    )
-    total = torch.cuda.mem_get_info(device)[1]
-    plan = predict(config, shape, torch.bfloat16, gpu_bytes=total)
-    loaded = load(config)
-    assert abs(torch.cuda.memory_allocated(device) / plan.weights_bytes - 1) < 0.001
-    engine = Engine(loaded, config)
-    assert abs(engine.statistics().num_blocks / plan.num_blocks - 1) < 0.01
-    del loaded
-    filtered = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, max_tokens=8, ignore_eos=True)
-    answers(engine, [[i % 97] * 32 for i in range(256)], filtered)  # 8,192 tokens in the first step
-    free, total = torch.cuda.mem_get_info(device)
-    error = (total - free) / plan.used_bytes - 1
-    print(f"{plan} used {(total - free) / 2**20:.0f} MiB, {100 * error:+.2f} %")
-    assert abs(error) < 0.01
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), json.dumps(shape), json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)
+    assert abs(found["weights"] - 1) < 0.001
+    assert abs(found["blocks"] / found["predicted_blocks"] - 1) < 0.01
+    assert abs(found["used"] - 1) < 0.01
+
+
+@pytest.fixture
+def _nothing_left() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def fill(device: torch.device, leave: int) -> list[torch.Tensor]:
@@ -98,6 +121,7 @@ def fill(device: torch.device, leave: int) -> list[torch.Tensor]:
     return held
 
 
+@pytest.mark.usefixtures("_nothing_left")
 @pytest.mark.parametrize("enforce_eager", [False, True])
 def test_on_a_full_card_a_step_runs_in_parts(device, caplog, enforce_eager: bool) -> None:
     """The largest part of what a step of 8,192 tokens takes is 8,192 x 3 x 384 numbers."""
@@ -119,6 +143,7 @@ def test_on_a_full_card_a_step_runs_in_parts(device, caplog, enforce_eager: bool
     del held
 
 
+@pytest.mark.usefixtures("_nothing_left")
 def test_on_a_full_card_only_what_does_not_fit_fails_and_the_engine_lives_on(device) -> None:
     options = {"num_gpu_blocks_override": 1000, "max_num_batched_tokens": 8192}
     engine = engine_on(device, "float32", **options)
