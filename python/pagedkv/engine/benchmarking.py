@@ -103,7 +103,7 @@ def watch_gpu(engine: Engine, prompts: Sequence[list[int]], num_steps: int) -> G
         engine.abort(f"watched {i}")
     intervals, by_name = [], dict[str, list[float]]()
     for event in watched.events() or ():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type.name == "CUDA":
             intervals.append((event.time_range.start, event.time_range.end))
             by_name.setdefault(event.name, []).append(event.time_range.elapsed_us())
     busy_us, gap_us = busy_and_gaps(intervals)
