@@ -14,6 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers_of_tests import BACKENDS, TEXTS, byte_fallback, byte_level, saved
 
 from pagedkv.text import Tokenizer, load_tokenizer
+from pagedkv.text.special_tokens import SpecialTokens
 
 CHATML = (
     "{% for m in messages %}{{ '<|start|>' + m.role + '\\n' + m.content + '<|end|>\\n' }}"
@@ -211,6 +212,31 @@ def test_text_that_the_vocabulary_lacks_is_unknown_and_no_special_token_of_a_mes
     for text, unknown in (("axb", 1), ("a<|end|>b", 7), ("a<unk>b", 5)):
         ids = tokenizer.encode_chat([{"role": "user", "content": text}])
         assert ids == [0, *[2] * unknown, 1, 3]
+
+
+def test_a_name_is_looked_for_once_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama 3 has 256 special tokens, and a search for each at each character takes minutes: the
+    library looks for all of them in one pass, which is counted here in characters.
+    """
+    backend = byte_level()
+    backend.add_special_tokens([f"<|reserved_{i}|>" for i in range(250)])
+    tokenizer = load(tmp_path, backend, chat_template=CHATML)
+    searched: list[str] = []
+    find = SpecialTokens.find
+
+    def counting(self: SpecialTokens, texts: list[str]) -> Any:
+        searched.extend(texts)
+        return find(self, texts)
+
+    monkeypatch.setattr(SpecialTokens, "find", counting)
+    text = "the cat < sat |> on the mat <|reserved_3| " * 2000
+    for content in (text, text + "<|reserved_17|>"):
+        searched.clear()
+        ids = tokenizer.encode_chat([{"role": "user", "content": content}])
+        assert sum(map(len, searched)) < 4 * len(content)
+        assert sum(one in tokenizer.special_token_ids for one in ids) == 3
 
 
 def test_messages_with_every_mark_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ normalizer makes of other characters nor what merges make of the parts of a name
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -18,6 +17,7 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from pagedkv.text.chat_template import ChatTemplate, Message, check_messages
+from pagedkv.text.special_tokens import SpecialTokens, Spelled
 
 # Put inside special tokens' names while a template runs. Noncharacters: never part of a text.
 _MARKS = "\ufdd0\ufdd1\ufdd2\ufdd3"
@@ -100,36 +100,62 @@ class Tokenizer:
             ValueError: there is no chat template, or it refuses the messages.
         """
         check_messages(messages)
-        pattern = self._special_names
-        if pattern is None or not any(map(pattern.search, _texts(messages))):
+        texts = [_checked(text) for text in _texts(messages)]
+        if not any(self._spelled_in(texts)):
             text = self.apply_chat_template(messages, add_generation_prompt)
             ids = self.encode(text, add_special_tokens=False)
-            if pattern is None or self._without_unknown(ids) == self._written(text, pattern):
+            written = [one.token_id for one in self._spelled(text)]
+            if self._without_unknown(ids) == self._without_unknown(written):
                 return ids
             # A normalizer has made names of other characters.
-            return self._encode_marked(text, pattern, "")
-        everything = "".join(_texts(messages))
+            return self._encode_marked(text, None)
+        everything = "".join(texts)
         mark = next((one for one in _MARKS if one not in everything), None)
         if mark is None:
             raise ValueError(f"messages hold all of the noncharacters {_MARKS!r}")
         # "<|im_end|>" in a message becomes "<" + mark + "|im_end|>" until the template has run.
         # What then still spells a special token, the template has written.
         marked = [
-            {key: _replace(value, pattern, mark) for key, value in message.items()}
+            {key: self._broken(value, mark) for key, value in message.items()}
             for message in messages
         ]
         text = self.apply_chat_template(marked, add_generation_prompt)
-        return self._encode_marked(text, pattern, mark)
+        return self._encode_marked(text, mark)
 
-    def _encode_marked(self, text: str, pattern: re.Pattern[str], mark: str) -> list[int]:
+    def _broken(self, value: object, mark: str) -> object:
+        """value with the mark inside each special token's name."""
+        if isinstance(value, str):
+            parts, at = [], 0
+            for begin, end, _ in self._spelled(value):
+                named = value[begin:end].lstrip()
+                inside = max(end - len(named), begin) + 1
+                parts.append(value[at:inside] + mark)
+                at = inside
+            return "".join([*parts, value[at:]])
+        if isinstance(value, Mapping):
+            return {key: self._broken(one, mark) for key, one in value.items()}
+        if isinstance(value, Sequence):
+            return [self._broken(one, mark) for one in value]
+        return value
+
+    def _encode_marked(self, text: str, mark: str | None) -> list[int]:
+        """mark: what stands in names that are none, and is left out."""
         ids: list[int] = []
         at = 0
-        for match in pattern.finditer(text):
-            ids += self._encode_plain(text[at : match.start()].replace(mark, ""))
-            # Group n of the pattern is the n-th name.
-            ids.append(self._names_in_order[_group(match) - 1][0])
-            at = match.end()
-        return ids + self._encode_plain(text[at:].replace(mark, ""))
+        for begin, end, index in self._spelled(text):
+            if mark is None or mark not in text[begin:end]:  # a normalizer may not see it
+                ids += self._encode_plain(text[at:begin].replace(mark or "", ""))
+                ids.append(index)
+                at = end
+        return ids + self._encode_plain(text[at:].replace(mark or "", ""))
+
+    def _spelled(self, text: str) -> list[Spelled]:
+        """The special tokens that a text names."""
+        return self._spelled_in([_checked(text)])[0]
+
+    def _spelled_in(self, texts: list[str]) -> list[list[Spelled]]:
+        with value_errors("the tokenizer cannot search the text"):
+            return self._finder.find(texts)
 
     def _encode_plain(self, text: str) -> list[int]:
         """Token ids of a text without special tokens, whatever it says."""
@@ -183,11 +209,6 @@ class Tokenizer:
     def _without_unknown(self, ids: list[int]) -> list[int]:
         return [one for one in ids if one in self._special and one != self._unknown_id]
 
-    def _written(self, text: str, pattern: re.Pattern[str]) -> list[int]:
-        """The special tokens that text names, but for the unknown one."""
-        found = [self._names_in_order[_group(match) - 1][0] for match in pattern.finditer(text)]
-        return self._without_unknown(found)
-
     @cached_property
     def _unknown_id(self) -> int | None:
         name = getattr(self.backend.model, "unk_token", None)
@@ -207,23 +228,8 @@ class Tokenizer:
         return twin
 
     @cached_property
-    def _names_in_order(self) -> list[tuple[int, tokenizers.AddedToken]]:
-        """Special tokens, longer names first."""
-        return sorted(self._special.items(), key=lambda item: -len(item[1].content))
-
-    @cached_property
-    def _special_names(self) -> re.Pattern[str] | None:
-        """Finds special tokens in text as the backend does: leftmost, then longest. One group for
-        each of _names_in_order."""
-        patterns = [
-            (r"\s*" if token.lstrip else "")
-            + (r"(?<!\w)" if token.single_word else "")
-            + f"({re.escape(token.content)})"
-            + (r"(?!\w)" if token.single_word else "")
-            + (r"\s*" if token.rstrip else "")
-            for _, token in self._names_in_order
-        ]
-        return re.compile("|".join(patterns)) if patterns else None
+    def _finder(self) -> SpecialTokens:
+        return SpecialTokens(self.backend)
 
     @cached_property
     def decoder_parts(self) -> list[Mapping[str, object]]:
@@ -265,24 +271,3 @@ def _texts(value: object) -> list[str]:
     if isinstance(value, Sequence):
         return [text for one in value for text in _texts(one)]
     return []
-
-
-def _replace(value: object, pattern: re.Pattern[str], mark: str) -> object:
-    """value with the mark behind the first character of each special token's name."""
-    if isinstance(value, str):
-        return pattern.sub(lambda match: _broken(match, mark), value)
-    if isinstance(value, Mapping):
-        return {key: _replace(one, pattern, mark) for key, one in value.items()}
-    if isinstance(value, Sequence):
-        return [_replace(one, pattern, mark) for one in value]
-    return value
-
-
-def _broken(match: re.Match[str], mark: str) -> str:
-    begin = match.start(_group(match)) - match.start() + 1
-    return match[0][:begin] + mark + match[0][begin:]
-
-
-def _group(match: re.Match[str]) -> int:
-    assert match.lastindex is not None
-    return match.lastindex
