@@ -8,6 +8,7 @@ at the card's read rate.
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import statistics
@@ -66,6 +67,10 @@ OPTIONS: dict[str, object] = {
     "max_model_len": 32768,
     "max_num_batched_tokens": 8192,
 }
+
+# A pool of 80,000 tokens for requests that have 276,000 at their ends.
+PRESSURE: dict[str, object] = {"num_gpu_blocks_override": 5000, "max_model_len": 4096}
+PRESSURE_AT_LEAST = 8500  # tok/s out, Llama-3.1-8B, the automatic choice
 
 Requests = tuple[list[list[int]], list[int]]  # prompts, output lengths
 
@@ -153,6 +158,46 @@ def measure(llm: LLM, shape: str, name: str, num_runs: int, *, has_limit: bool =
     )
 
 
+def under_pressure(folder: str, num_runs: int, notes: list[str]) -> list[rows.Row]:
+    """mixed256 where victims have to give up their blocks: by what is cheaper, all swapped, all
+    computed again. No request is lost, or run() fails.
+    """
+    prompts, lens = MIXES["mixed256"].requests()
+    made = []
+    for mode in ("auto", "swap", "recompute"):
+        swap_space = 0 if mode == "recompute" else 8
+        options = {**OPTIONS, **PRESSURE, "preemption_mode": mode, "swap_space": swap_space}
+        llm = LLM(folder, **options)
+        run(llm, (prompts, [min(n, 8) for n in lens]))  # warm-up
+        before = llm.engine.step_split
+        seconds = statistics.median(run(llm, (prompts, lens)) for _ in range(num_runs))
+        split = llm.engine.step_split.since(before)
+        rate = sum(lens) / seconds
+        has_limit = mode == "auto"
+        made.append(
+            rows.Row(
+                name="Llama-3.1-8B",
+                shape=f"mixed256, 5,000 blocks, {mode}",
+                us=seconds * 1e6,
+                rate=f"{rate:.4g} tok/s out",
+                limit=f">= {PRESSURE_AT_LEAST:g}" if has_limit else "",
+                holds=not has_limit or rate >= PRESSURE_AT_LEAST,
+            )
+        )
+        print(made[-1], flush=True)
+        each = 1e3 / split.num_steps
+        notes.append(
+            f"{mode}: {split.num_steps / num_runs:.0f} steps of "
+            f"{seconds * num_runs * each:.2f} ms: schedule {split.schedule_s * each:.2f}, launch "
+            f"{split.launch_s * each:.2f}, wait {split.wait_s * each:.2f}, update "
+            f"{split.update_s * each:.2f}"
+        )
+        del llm
+        gc.collect()
+        torch.cuda.empty_cache()
+    return made
+
+
 def profile(llm: LLM, name: str, num_steps: int) -> str:
     """The kernels of decode steps after the prompts of a mix, by their time on the GPU; how long
     the GPU was busy, and how long the steps took in all.
@@ -193,6 +238,7 @@ def main() -> int:
     arguments.add_argument("--mix", choices=MIXES, action="append")
     arguments.add_argument("--runs", type=int, default=3)
     arguments.add_argument("--profile", type=int, default=0, help="decode steps to look into")
+    arguments.add_argument("--pressure", action="store_true", help="and Llama in 5,000 blocks")
     arguments.add_argument("--options", type=json.loads, default={}, help="of the engine, as JSON")
     options = arguments.parse_args()
     made: list[rows.Row] = []
@@ -211,6 +257,13 @@ def main() -> int:
             print(made[-1], flush=True)
             if options.profile:
                 notes.append(profile(llm, name, options.profile))
+        del llm
+        gc.collect()
+        torch.cuda.empty_cache()
+    if options.pressure:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(SHAPES["Llama-3.1-8B"]))
+            made += under_pressure(folder, options.runs, notes)
     return rows.report("throughput", made, save=options.save, notes=notes)
 
 
