@@ -29,9 +29,10 @@ struct KernelTable {
   void (*logit_weights)(float* x, int64_t n, float largest, float scale);
 };
 
-// sample_tokens, made of one table's passes (sampling/sample_tokens.cpp).
+// sample_tokens and score_tokens, made of one table's passes (sampling/).
 void sample_rows(const SampleTokensParams& params, const KernelTable& passes,
                  const ThreadPool& pool);
+void score_rows(const ScoreTokensParams& params, const KernelTable& passes, const ThreadPool& pool);
 
 namespace scalar {
 extern const KernelTable kKernelTable;

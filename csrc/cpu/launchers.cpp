@@ -56,7 +56,10 @@ void launch_activation(const ActivationParams& params, const ThreadPool& pool) {
   if (params.num_tokens > 0 && params.intermediate_size > 0) kernels().activation(params, pool);
 }
 void launch_sample_tokens(const SampleTokensParams& params, const ThreadPool& pool) {
-  if (params.num_rows > 0) sample_rows(params, kernels(), pool);
+  if (params.rows.num_rows > 0) sample_rows(params, kernels(), pool);
+}
+void launch_score_tokens(const ScoreTokensParams& params, const ThreadPool& pool) {
+  if (params.rows.num_rows > 0) score_rows(params, kernels(), pool);
 }
 void launch_streamed_linear(const StreamedLinearParams& params, const ThreadPool& pool) {
   if (params.num_tokens > 0 && params.out_features > 0) kernels().streamed_linear(params, pool);

@@ -1,4 +1,4 @@
-// CUDA adapter of sample_tokens.
+// CUDA adapters of sample_tokens and score_tokens.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -7,6 +7,15 @@
 
 namespace pagedkv::ops {
 namespace {
+
+// The caching allocator hands freed memory only to later work of the same stream, so the tensor may
+// go when the kernels are enqueued.
+Tensor with_workspace(LogitRows& rows, const Tensor& logits) {
+  const Tensor workspace =
+      torch::stable::new_empty(logits, {logit_rows_workspace_bytes(rows)}, ScalarType::Byte);
+  rows.workspace = workspace.mutable_data_ptr();
+  return workspace;
+}
 
 void sample_tokens(const Tensor& token_ids, const std::optional<Tensor>& cuts, const Tensor& logits,
                    const Tensor& inverse_temperatures, const Tensor& top_k, const Tensor& top_p,
@@ -18,18 +27,24 @@ void sample_tokens(const Tensor& token_ids, const std::optional<Tensor>& cuts, c
       {token_ids, cuts, logits, inverse_temperatures, top_k, top_p, min_p, seeds, positions, draws,
        edit_start_loc, edit_ids, edit_values, is_limited});
   const CudaContext context(logits);
-  // The caching allocator hands freed memory only to later work of the same stream, so the tensor
-  // may go when the kernels are enqueued.
-  const Tensor workspace =
-      torch::stable::new_empty(logits, {sample_tokens_workspace_bytes(params)}, ScalarType::Byte);
-  params.workspace = workspace.mutable_data_ptr();
+  const Tensor held = with_workspace(params.rows, logits);
   cuda::launch_sample_tokens(params, context.stream());
+}
+
+void score_tokens(const Tensor& logprobs, const Tensor& ranks, const Tensor& top_ids,
+                  const Tensor& top_logprobs, const Tensor& logits, const Tensor& token_ids) {
+  ScoreTokensParams params =
+      score_tokens_params(logprobs, ranks, top_ids, top_logprobs, logits, token_ids);
+  const CudaContext context(logits);
+  const Tensor held = with_workspace(params.rows, logits);
+  cuda::launch_score_tokens(params, context.stream());
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pagedkv, CUDA, library) {
   library.impl("sample_tokens", TORCH_BOX(&sample_tokens));
+  library.impl("score_tokens", TORCH_BOX(&score_tokens));
 }
 
 }  // namespace pagedkv::ops

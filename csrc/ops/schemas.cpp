@@ -108,4 +108,9 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
       "inverse_temperatures, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor "
       "positions, Tensor draws, *, Tensor? edit_start_loc=None, Tensor? edit_ids=None, Tensor? "
       "edit_values=None, Tensor? is_limited=None) -> ()");
+  // logprobs fp64 [n], ranks int64 [n] of token_ids int64 [n] in logits [n, vocab_size]; top_ids
+  // int64, top_logprobs fp64 [n, num_top]: the most likely tokens, best first.
+  library.def(
+      "score_tokens(Tensor(a!) logprobs, Tensor(b!) ranks, Tensor(c!) top_ids, Tensor(d!) "
+      "top_logprobs, Tensor logits, Tensor token_ids) -> ()");
 }

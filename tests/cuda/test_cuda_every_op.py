@@ -237,6 +237,7 @@ def empty_calls() -> dict[str, Callable[[], Call]]:
         "silu_and_mul": ("out", "input"),
         "gelu_and_mul": ("out", "input"),
         "streamed_linear": ("out", "input"),
+        "score_tokens": tuple(CALLS["score_tokens"][1]()),
     }
     made = {name: lambda n=name, r=r: without(make[n], r) for name, r in rows.items()}
     no_starts = torch.zeros(1, dtype=torch.int32)

@@ -64,5 +64,5 @@ def test_they_are_those_on_the_cpu(dtype: torch.dtype) -> None:
     index = np.arange(len(OPTIONS) + 2)
     here, gpu = (score_tokens(one, index, chosen, 5) for one in (logits, there))
     np.testing.assert_array_equal(gpu.ranks, here.ranks)
-    np.testing.assert_allclose(gpu.logprobs, here.logprobs, atol=1e-6)
-    np.testing.assert_allclose(gpu.top_logprobs, here.top_logprobs, atol=1e-6)
+    np.testing.assert_allclose(gpu.logprobs, here.logprobs, atol=3e-6)
+    np.testing.assert_allclose(gpu.top_logprobs, here.top_logprobs, atol=3e-6)

@@ -6,7 +6,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sampling_cases import LOGITS, OPTIONS, assert_right, edit_rows, made_call, random_edits
+from sampling_cases import (
+    LOGITS,
+    OPTIONS,
+    assert_right,
+    assert_scores,
+    edit_rows,
+    made_call,
+    random_edits,
+    score_call,
+)
 
 from pagedkv import ops
 
@@ -134,3 +143,23 @@ def test_no_rows_are_no_work_and_nothing_waits_for_the_gpu(device) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert_right(call)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "num_top"), [(1, 1), (2, 0), (511, 511), (5003, 20), (40_001, 512), (128_256, 20)]
+)
+@pytest.mark.parametrize("kind", LOGITS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_are_the_oracles(
+    kind: str, vocab: int, num_top: int, dtype: torch.dtype, device
+) -> None:
+    call = score_call(kind, vocab, dtype, num_top)
+    if kind == "normal":
+        call["logits"][3, 0], call["logits"][4] = torch.nan, -torch.inf
+    found = there(call, device)
+    ops.score_tokens(**found)
+    assert_scores(found, atol=3e-6)
+    again = found | {"top_ids": found["top_ids"] * 0, "logprobs": found["logprobs"] * 0}
+    ops.score_tokens(**again)
+    assert torch.equal(again["top_ids"], found["top_ids"])
+    assert torch.equal(again["logprobs"].view(torch.int64), found["logprobs"].view(torch.int64))

@@ -222,6 +222,18 @@ def streamed_linear() -> Call:
     }
 
 
+def score_tokens() -> Call:
+    """One of 8 tokens in each of 3 rows, and the 3 most likely."""
+    return {
+        "logprobs": torch.zeros(3, dtype=torch.float64),
+        "ranks": torch.zeros(3, dtype=torch.int64),
+        "top_ids": torch.zeros(3, 3, dtype=torch.int64),
+        "top_logprobs": torch.zeros(3, 3, dtype=torch.float64),
+        "logits": torch.randn(3, 8),
+        "token_ids": torch.tensor([4, 0, 7]),
+    }
+
+
 def with_float8(make: Callable[[], Call]) -> Callable[[], Call]:
     def call() -> Call:
         made = make()
@@ -262,4 +274,5 @@ CALLS: dict[str, tuple[str, Callable[[], Call]]] = {
     "sample_tokens": ("sample_tokens", sample_tokens),
     "sample_tokens, plainly": ("sample_tokens", sample_tokens_plainly),
     "streamed_linear": ("streamed_linear", streamed_linear),
+    "score_tokens": ("score_tokens", score_tokens),
 }

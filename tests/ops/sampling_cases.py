@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pagedkv.ops.philox import uniform
 from pagedkv.ops.reference_sampling import edited, filtered_weights
+from pagedkv.ops.reference_sampling import score_tokens as score_oracle
 
 # (temperature, top_k, top_p, min_p) of rows; temperature 0 is greedy.
 OPTIONS = [
@@ -170,3 +171,33 @@ def assert_right(call: dict[str, Any]) -> None:
         assert weights[token_id] > 0, where
         begin = end - weights[token_id]
         assert begin - ROUNDING <= numbers[i] <= end + ROUNDING, f"{where}: {token_id}"
+
+
+def score_call(kind: str, vocab: int, dtype: torch.dtype, num_top: int) -> dict[str, Any]:
+    """A call of score_tokens: of 9 rows the best token, the worst, others, and two without a
+    logit."""
+    rng = np.random.default_rng(vocab + len(kind))
+    logits = torch.from_numpy(LOGITS[kind](rng, 9, vocab)).to(dtype)
+    token_ids = torch.from_numpy(rng.integers(0, vocab, 9))
+    token_ids[0], token_ids[1] = logits[0].argmax(), logits[1].argmin()
+    token_ids[7], token_ids[8] = vocab, -1
+    return {
+        "logprobs": torch.full((9,), 77.0, dtype=torch.float64),
+        "ranks": torch.full((9,), 77),
+        "top_ids": torch.full((9, num_top), 77),
+        "top_logprobs": torch.full((9, num_top), 77.0, dtype=torch.float64),
+        "logits": logits,
+        "token_ids": token_ids,
+    }
+
+
+def assert_scores(call: dict[str, Any], atol: float) -> None:
+    """What a call of score_tokens has written is what the oracle writes; ids and ranks exactly."""
+    want = {name: one.cpu().clone() for name, one in call.items()}
+    score_oracle(**want)
+    for name in ("ranks", "top_ids"):
+        assert torch.equal(call[name].cpu(), want[name]), name
+    for name in ("logprobs", "top_logprobs"):
+        torch.testing.assert_close(
+            call[name].cpu(), want[name], atol=atol, rtol=1e-12, equal_nan=True, msg=name
+        )

@@ -1,4 +1,4 @@
-"""Every refusal of sample_tokens, by its message."""
+"""Every refusal of sample_tokens and score_tokens, by its message."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ DTYPES = {
 }
 ROWS = list(DTYPES)[:7]
 OP = "sample_tokens"
+SCORE = "score_tokens"
 
 
 def with_entry(i: int, value: float):
@@ -107,6 +108,67 @@ REFUSALS = [
     Refusal(
         OP, {"edit_start_loc": None}, "edit_ids is given, expected none without edit_start_loc"
     ),
+    # ---- score_tokens
+    Refusal(
+        SCORE,
+        {"logits": torch.Tensor.double},
+        "logits has dtype float64, expected float32, bfloat16 or float16",
+    ),
+    *(
+        Refusal(
+            "score_tokens", {name: torch.Tensor.half}, f"{name} has dtype float16, expected {t}"
+        )
+        for name, t in (
+            ("logprobs", "float64"),
+            ("ranks", "int64"),
+            ("top_ids", "int64"),
+            ("top_logprobs", "float64"),
+            ("token_ids", "int64"),
+        )
+    ),
+    *(
+        Refusal(
+            "score_tokens", {name: lambda t: t[:2]}, f"{name} has shape [2], expected [num_rows]"
+        )
+        for name in ("logprobs", "ranks", "token_ids")
+    ),
+    Refusal(
+        SCORE,
+        {"top_ids": lambda t: t[:2]},
+        "top_ids has shape [2, 3], expected [num_rows, num_top] = [3, *]",
+    ),
+    Refusal(
+        SCORE,
+        {"top_logprobs": lambda t: t[:, :2].contiguous()},
+        "top_logprobs has shape [3, 2], expected [num_rows, num_top] = [3, 3]",
+    ),
+    Refusal(
+        SCORE,
+        {"top_ids": repeated},
+        "top_ids has strides [0, 1], expected no overlap in a tensor that is written",
+    ),
+    Refusal(
+        SCORE,
+        {"logits": transposed_rows},
+        "logits has strides [1, 3], expected a contiguous last dimension",
+    ),
+    Refusal(
+        SCORE,
+        {
+            "top_ids": lambda _: torch.zeros(3, 9, dtype=torch.int64),
+            "top_logprobs": lambda _: torch.zeros(3, 9, dtype=torch.float64),
+        },
+        "num_top is 9, expected 0 to 8",
+    ),
+    Refusal(
+        SCORE,
+        {
+            "logits": lambda _: torch.zeros(3, 600),
+            "top_ids": lambda _: torch.zeros(3, 513, dtype=torch.int64),
+            "top_logprobs": lambda _: torch.zeros(3, 513, dtype=torch.float64),
+        },
+        "num_top is 513, expected 0 to 512",
+    ),
     # ---- what only the CPU reads
     *(
         Refusal(
@@ -146,8 +208,16 @@ def test_it_is_refused(refusal) -> None:
     assert_refused(refusal)
 
 
-@pytest.mark.parametrize(("written", "read"), [("token_ids", "seeds"), ("cuts", "logits")])
-def test_memory_that_is_read_must_not_be_written(written: str, read: str) -> None:
-    call = CALLS[OP][1]()
-    with pytest.raises(RuntimeError, match=f"{written} overlaps {read} in memory"):
-        ops.sample_tokens(**call | {written: call[read].flatten()[:3]})
+@pytest.mark.parametrize(
+    ("op", "written", "other"),
+    [
+        (OP, "token_ids", "seeds"),
+        (OP, "cuts", "logits"),
+        (SCORE, "ranks", "token_ids"),
+        (SCORE, "logprobs", "top_logprobs"),
+    ],
+)
+def test_memory_of_another_operand_must_not_be_written(op: str, written: str, other: str) -> None:
+    call = CALLS[op][1]()
+    with pytest.raises(RuntimeError, match=f"{written} overlaps {other} in memory"):
+        getattr(ops, op)(**call | {written: call[other].flatten()[:3]})

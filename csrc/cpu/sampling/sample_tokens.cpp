@@ -110,11 +110,11 @@ int64_t inverse(const std::vector<float>& weights, double number) {
 void sample_row(const SampleTokensParams& p, int64_t row, const KernelTable& passes,
                 Scratch& scratch) {
   std::vector<float>& logits = scratch.logits;
-  const char* from =
-      static_cast<const char*>(p.logits) + row * p.logits_stride_row * element_bytes(p.type);
-  passes.widen_logits(logits.data(), from, p.type, p.vocab_size);
-  if (p.edits.start_loc != nullptr) edit_row(p.edits, row, logits, scratch.some);
-  const float largest = passes.largest_logit(logits.data(), p.vocab_size);
+  const char* from = static_cast<const char*>(p.rows.logits) +
+                     row * p.rows.stride_row * element_bytes(p.rows.type);
+  passes.widen_logits(logits.data(), from, p.rows.type, p.rows.vocab_size);
+  if (p.rows.edits.start_loc != nullptr) edit_row(p.rows.edits, row, logits, scratch.some);
+  const float largest = passes.largest_logit(logits.data(), p.rows.vocab_size);
   if (!std::isfinite(largest)) {
     p.token_ids[row] = -1;
     if (p.cuts != nullptr) p.cuts[row] = std::numeric_limits<float>::quiet_NaN();
@@ -128,7 +128,7 @@ void sample_row(const SampleTokensParams& p, int64_t row, const KernelTable& pas
   } else {
     std::vector<float>& weights = scratch.weights;
     weights = logits;
-    passes.logit_weights(weights.data(), p.vocab_size, largest, inverse_temperature);
+    passes.logit_weights(weights.data(), p.rows.vocab_size, largest, inverse_temperature);
     if (p.min_p[row] > 0.0) {
       const auto limit = static_cast<float>(std::log(p.min_p[row]));
       cut = largest;
@@ -136,7 +136,7 @@ void sample_row(const SampleTokensParams& p, int64_t row, const KernelTable& pas
         if (x < cut && (x - largest) * inverse_temperature >= limit) cut = x;
       }
     }
-    if (0 < p.top_k[row] && p.top_k[row] < p.vocab_size) {
+    if (0 < p.top_k[row] && p.top_k[row] < p.rows.vocab_size) {
       cut = std::max(cut, kth_largest(logits, p.top_k[row], scratch.some));
     }
     if (p.top_p[row] < 1.0) cut = nucleus_cut(scratch, cut, p.top_p[row], scratch.some);
@@ -155,9 +155,9 @@ void sample_row(const SampleTokensParams& p, int64_t row, const KernelTable& pas
 
 void sample_rows(const SampleTokensParams& params, const KernelTable& passes,
                  const ThreadPool& pool) {
-  parallel_for(pool, 0, params.num_rows, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(pool, 0, params.rows.num_rows, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch;
-    scratch.logits.resize(static_cast<size_t>(params.vocab_size));
+    scratch.logits.resize(static_cast<size_t>(params.rows.vocab_size));
     for (int64_t row = begin; row < end; ++row) sample_row(params, row, passes, scratch);
   });
 }

@@ -36,29 +36,32 @@ constexpr int kSpareBits<__nv_bfloat16> = 16;
 template <>
 constexpr int kSpareBits<__half> = 13;
 
-// kVec: elements of an access, 1 where rows are not aligned.
-template <class T, int kVec>
+template <class T>
 struct LogitRow {
+  static constexpr int kVec = kVecElements<T>;
+
   const T* logits;  // [vocab_size]
   int vocab_size;
+  bool is_aligned;      // so that it is read by 16 bytes
   const int32_t* ids;   // of the row's edits, ascending
   const float* values;  // [num_edits, 3]
   int num_edits;
   bool is_limited;
 
-  __device__ LogitRow(const SampleTokensParams& params, int64_t row)
-      : logits(static_cast<const T*>(params.logits) + row * params.logits_stride_row),
-        vocab_size(static_cast<int>(params.vocab_size)),
+  __device__ LogitRow(const LogitRows& rows, int64_t row)
+      : logits(static_cast<const T*>(rows.logits) + row * rows.stride_row),
+        vocab_size(static_cast<int>(rows.vocab_size)),
+        is_aligned(reinterpret_cast<uintptr_t>(logits) % 16 == 0),
         ids(nullptr),
         values(nullptr),
         num_edits(0),
         is_limited(false) {
-    if (params.edits.start_loc == nullptr) return;
-    const int64_t begin = params.edits.start_loc[row];
-    num_edits = params.edits.start_loc[row + 1] - static_cast<int>(begin);
-    ids = params.edits.ids + begin;
-    values = params.edits.values + 3 * begin;
-    is_limited = params.edits.is_limited[row] != 0;
+    if (rows.edits.start_loc == nullptr) return;
+    const int64_t begin = rows.edits.start_loc[row];
+    num_edits = rows.edits.start_loc[row + 1] - static_cast<int>(begin);
+    ids = rows.edits.ids + begin;
+    values = rows.edits.values + 3 * begin;
+    is_limited = rows.edits.is_limited[row] != 0;
   }
 
   __device__ bool is_edited() const { return num_edits > 0 || is_limited; }
@@ -68,26 +71,46 @@ struct LogitRow {
     return (i / kVec * 32 + lane) * kVec + i % kVec;
   }
 
-  // The chunk's elements of this lane; -inf beyond the vocabulary.
-  __device__ void read(int chunk, float (&x)[kLaneLogits]) const {
+  // A lane's elements of a chunk as they are stored: on their way while others are worked on.
+  struct Stored {
+    Vec<T, kVec> vectors[kLaneLogits / kVec];
+  };
+
+  // -inf beyond the vocabulary.
+  __device__ Stored load(int chunk) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const T* from = logits + static_cast<int64_t>(chunk) * kChunk;
     const int size = vocab_size - chunk * kChunk;
-    if (size >= kChunk) {
+    Stored stored;
+    if (is_aligned && size >= kChunk) {
 #pragma unroll
       for (int i = 0; i < kLaneLogits; i += kVec) {
-        const Vec<float, kVec> some = widen(load_vec<kVec>(from + place_of(lane, i)));
-#pragma unroll
-        for (int j = 0; j < kVec; ++j) x[i + j] = some.data[j];
+        stored.vectors[i / kVec] = load_vec<kVec>(from + place_of(lane, i));
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kLaneLogits; ++i) {
         const int place = place_of(lane, i);
-        x[i] = place < size ? to_float(from[place]) : -INFINITY;
+        stored.vectors[i / kVec].data[i % kVec] =
+            place < size ? from[place] : from_float<T>(-INFINITY);
       }
     }
-    if (is_edited()) edit(chunk, lane, x);
+    return stored;
+  }
+
+  // In fp32, with the row's edits.
+  __device__ void widen_stored(int chunk, const Stored& stored, float (&x)[kLaneLogits]) const {
+#pragma unroll
+    for (int i = 0; i < kLaneLogits; i += kVec) {
+      const Vec<float, kVec> some = widen(stored.vectors[i / kVec]);
+#pragma unroll
+      for (int j = 0; j < kVec; ++j) x[i + j] = some.data[j];
+    }
+    if (is_edited()) edit(chunk, static_cast<int>(threadIdx.x) % 32, x);
+  }
+
+  __device__ void read(int chunk, float (&x)[kLaneLogits]) const {
+    widen_stored(chunk, load(chunk), x);
   }
 
   __device__ void edit(int chunk, int lane, float (&x)[kLaneLogits]) const {

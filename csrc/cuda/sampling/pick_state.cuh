@@ -2,7 +2,9 @@
 // weights as integers, in units of 2^-40: their sums do not depend on an order.
 #pragma once
 
+#include "cuda/device/overlapped_launch.cuh"
 #include "cuda/sampling/chunk.cuh"
+#include "pagedkv/kernels/cuda_launchers.h"
 
 namespace pagedkv::cuda {
 
@@ -18,6 +20,7 @@ __device__ inline Mass mass_of(float weight) { return __float2ull_rn(weight * 0x
 struct PickShared {
   int list[kListed];  // keys of a range, in any order
   Mass listed_masses[kPickThreads];
+  int num_active;  // chunks to read
   int num_listed;  // in that range; those beyond kListed are not in the list
   int warp_keys[kPickWarps];
   Mass warp_masses[kPickWarps][kSplits];
@@ -92,11 +95,54 @@ __device__ inline void block_totals(const Mass (&masses)[kSplits], const int (&c
   __syncthreads();
 }
 
+// What the first kernel has found of a row: (largest, sum) of each chunk.
+__device__ inline const float2* chunk_stats(const LogitRows& rows, int64_t row) {
+  return static_cast<const float2*>(rows.workspace) + row * rows.num_chunks;
+}
+
+// A block's shared memory.
+struct PickMemory {
+  PickShared& shared;
+  Mass* chunk_masses;  // [num_chunks]
+  int* chunk_keys;     // [num_chunks]
+  int* active_chunks;  // [num_chunks]
+  int num_chunks;
+
+  __device__ PickMemory(unsigned char* memory, const LogitRows& rows)
+      : shared(*reinterpret_cast<PickShared*>(memory)),
+        chunk_masses(reinterpret_cast<Mass*>(memory + sizeof(PickShared))),
+        chunk_keys(reinterpret_cast<int*>(chunk_masses + rows.num_chunks)),
+        active_chunks(chunk_keys + rows.num_chunks),
+        num_chunks(static_cast<int>(rows.num_chunks)) {}
+
+  // Fills chunk_keys, without their spare bits. Returns the largest key, with all bits.
+  __device__ int load_keys(const float2* stats, int spare) const {
+    int largest = INT_MIN;
+    for (int chunk = static_cast<int>(threadIdx.x); chunk < num_chunks; chunk += kPickThreads) {
+      const int key = key_of(stats[chunk].x);
+      chunk_keys[chunk] = key >> spare;
+      largest = max(largest, key);
+    }
+    return block_max(largest, shared);
+  }
+};
+
+// Launches a kernel of a block a row, with that memory.
+template <class Params>
+void launch_by_rows(const char* op, void (*kernel)(Params), const LogitRows& rows,
+                    StreamHandle stream, const Params& params) {
+  const auto bytes =
+      static_cast<int>(sizeof(PickShared) + rows.num_chunks * (sizeof(Mass) + 2 * sizeof(int)));
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), op);
+  launch_overlapped(op, kernel, grid_size(rows.num_rows), kPickThreads, bytes,
+                    static_cast<cudaStream_t>(stream), params);
+}
+
 // The row, its chunks and what is common to all of its filters. Keys are without the bits that say
 // nothing: `spare` of them.
-template <class T, int kVec>
+template <class T>
 struct PickRow {
-  LogitRow<T, kVec> logits;
+  LogitRow<T> logits;
   int num_chunks;
   int spare;
   float scale;    // of weight_of
@@ -104,6 +150,7 @@ struct PickRow {
   int largest_key;
   const int* chunk_keys;  // [num_chunks], each chunk's largest; shared memory
   Mass* chunk_masses;     // [num_chunks], of what each chunk still has; shared memory
+  int* active_chunks;     // [num_chunks], of for_each_chunk; shared memory
   PickShared& shared;
 
   __device__ int key(float x) const { return key_of(x) >> spare; }
@@ -112,16 +159,44 @@ struct PickRow {
   }
   __device__ float weight(float x) const { return weight_of(x, largest, scale); }
 
-  // body(chunk, x) by warps, for each chunk that has a key of at least `key`.
+  // body(chunk, x) by warps, for each chunk that has a key of at least `key`, in any order. A warp
+  // reads its next chunk while it works on one.
   template <class Body>
   __device__ void for_each_chunk(int key, const Body& body) const {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    for (int chunk = warp; chunk < num_chunks; chunk += kPickWarps) {
-      if (chunk_keys[chunk] < key) continue;
+    __syncthreads();
+    if (threadIdx.x == 0) shared.num_active = 0;
+    __syncthreads();
+    for (int chunk = static_cast<int>(threadIdx.x); chunk < num_chunks; chunk += kPickThreads) {
+      if (chunk_keys[chunk] >= key) active_chunks[atomicAdd(&shared.num_active, 1)] = chunk;
+    }
+    __syncthreads();
+    const int num_active = shared.num_active;
+    int at = static_cast<int>(threadIdx.x) / 32;
+    if (at >= num_active) return;
+    int next = active_chunks[at];
+    auto stored = logits.load(next);
+    for (; at < num_active; at += kPickWarps) {
+      const int chunk = next;
       float x[kLaneLogits];
-      logits.read(chunk, x);
+      logits.widen_stored(chunk, stored, x);
+      if (at + kPickWarps < num_active) {
+        next = active_chunks[at + kPickWarps];
+        stored = logits.load(next);
+      }
       body(chunk, x);
     }
+  }
+
+  // Fills chunk_masses with those of all logits. Returns their sum.
+  __device__ Mass load_masses(const float2* stats) const {
+    Mass total = 0;
+    for (int chunk = static_cast<int>(threadIdx.x); chunk < num_chunks; chunk += kPickThreads) {
+      const float2 found = stats[chunk];
+      // A chunk of nothing but -inf has no mass.
+      chunk_masses[chunk] = found.y > 0.0f ? mass_of(found.y * weight(found.x)) : 0;
+      total += chunk_masses[chunk];
+    }
+    return block_total(total, shared);
   }
 
   // Makes chunk_masses those of keys of at least `cut`. Returns their sum.

@@ -3,9 +3,9 @@
 //
 // Grid: a block a row. A greedy row reads one chunk, so does a draw without filters. top_k and
 // top_p read the chunks that have candidates, some a few times, all of them where most of the row
-// stays. Instantiations: 3 types x {16-byte, single} accesses = 6.
+// stays. Instantiations: 3 types.
 #include "cuda/device/overlapped_launch.cuh"
-#include "cuda/sampling/sample_tokens.h"
+#include "cuda/sampling/scan_logits.h"
 #include "cuda/sampling/select.cuh"
 #include "pagedkv/kernels/philox.h"
 
@@ -41,21 +41,6 @@ __device__ int lowest_key_within(const Row& row, float factor, float limit) {
   return high;
 }
 
-// The k-th largest of the chunks' largest: at least k logits reach it. The lowest key if there are
-// fewer chunks.
-template <class Row>
-__device__ int kth_largest_chunk(const Row& row, int64_t k) {
-  int best = row.key(-INFINITY);
-  if (k > row.num_chunks) return best;
-  for (int chunk = static_cast<int>(threadIdx.x); chunk < row.num_chunks; chunk += kPickThreads) {
-    const int own = row.chunk_keys[chunk];
-    int count = 0;
-    for (int at = 0; at < row.num_chunks; ++at) count += row.chunk_keys[at] >= own;
-    if (count >= k) best = max(best, own);
-  }
-  return block_max(best, row.shared);
-}
-
 // The smallest key that all of the row's filters leave, and chunk_masses of what they leave.
 // `total` is their sum, before and after.
 template <class Row>
@@ -67,14 +52,7 @@ __device__ int filter_row(const Row& row, const RowOptions& options, Mass& total
     cut = lowest_key_within(row, options.inverse_temperature, limit);
   }
   if (0 < options.top_k && options.top_k < row.logits.vocab_size) {
-    const CutRange range{.low = kth_largest_chunk(row, options.top_k),
-                         .high = row.largest_key + 1,
-                         .mass_above = 0,
-                         .count_above = 0};
-    cut = max(
-        cut,
-        select_cut(row, range,
-                   Enough{.by_mass = false, .mass = 0, .count = static_cast<int>(options.top_k)}));
+    cut = max(cut, kth_largest(row, options.top_k));
   }
   if (options.top_p < 1.0) {
     if (cut > lowest) total = row.keep(cut);
@@ -84,8 +62,7 @@ __device__ int filter_row(const Row& row, const RowOptions& options, Mass& total
     const int low = lowest_key_within(row, row.scale, log2f(static_cast<float>(least)));
     const CutRange range{
         .low = max(cut, low), .high = row.largest_key + 1, .mass_above = 0, .count_above = 0};
-    const auto wanted = static_cast<Mass>(ceil(options.top_p * static_cast<double>(total)));
-    cut = select_cut(row, range, Enough{.by_mass = true, .mass = wanted, .count = 0});
+    cut = nucleus_cut(row, range, total, options.top_p);
   }
   if (cut > lowest) total = row.keep(cut);
   return cut;
@@ -123,9 +100,9 @@ __device__ void find_chunk(const Row& row, Mass target, Place& found) {
 
 // The token of the row at `place`, by one warp: the same part of its chunk's mass, which is summed
 // again relative to the chunk's largest.
-template <class T, int kVec>
-__device__ void write_token(const PickRow<T, kVec>& row, int cut, const Place& place,
-                            int64_t* token_id) {
+template <class T>
+__device__ void write_token(const PickRow<T>& row, int cut, const Place& place, int64_t* token_id) {
+  constexpr int kVec = LogitRow<T>::kVec;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float x[kLaneLogits];
   row.logits.read(place.chunk, x);
@@ -158,16 +135,15 @@ __device__ void write_token(const PickRow<T, kVec>& row, int cut, const Place& p
           j = at + 1;
         }
       }
-      *token_id =
-          static_cast<int64_t>(place.chunk) * kChunk + LogitRow<T, kVec>::place_of(lane, i) + j;
+      *token_id = static_cast<int64_t>(place.chunk) * kChunk + LogitRow<T>::place_of(lane, i) + j;
     }
     before = __shfl_sync(kAllLanes, end, 31);
   }
 }
 
 // The first token that has the row's largest logit.
-template <class T, int kVec>
-__device__ void write_largest(const PickRow<T, kVec>& row, int64_t* token_id) {
+template <class T>
+__device__ void write_largest(const PickRow<T>& row, int64_t* token_id) {
   int first = INT_MIN;
   for (int chunk = static_cast<int>(threadIdx.x); chunk < row.num_chunks; chunk += kPickThreads) {
     if (row.chunk_keys[chunk] == row.largest_key) first = max(first, -chunk);
@@ -180,35 +156,26 @@ __device__ void write_largest(const PickRow<T, kVec>& row, int64_t* token_id) {
 #pragma unroll
   for (int i = kLaneLogits - 1; i >= 0; --i) {
     if (row.key(x[i]) == row.largest_key) {
-      place = LogitRow<T, kVec>::place_of(static_cast<int>(threadIdx.x), i);
+      place = LogitRow<T>::place_of(static_cast<int>(threadIdx.x), i);
     }
   }
   place = __reduce_min_sync(kAllLanes, place);
   if (threadIdx.x == 0) *token_id = static_cast<int64_t>(chunk) * kChunk + place;
 }
 
-template <class T, int kVec>
+template <class T>
 __global__ void __launch_bounds__(kPickThreads, 2)
     pick_tokens_kernel(const __grid_constant__ SampleTokensParams params) {
   begin_overlapped_kernel();
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ Place place;
-  auto& shared = *reinterpret_cast<PickShared*>(memory);
   const int64_t row_index = blockIdx.x;
-  const int num_chunks = static_cast<int>(params.num_chunks);
-  auto* chunk_masses = reinterpret_cast<Mass*>(&shared + 1);
-  int* chunk_keys = reinterpret_cast<int*>(chunk_masses + num_chunks);
-  const float2* stats = static_cast<const float2*>(params.workspace) + row_index * num_chunks;
-  const LogitRow<T, kVec> logits(params, row_index);
+  const float2* stats = chunk_stats(params.rows, row_index);
+  const LogitRow<T> logits(params.rows, row_index);
   const int spare = logits.is_edited() ? 0 : kSpareBits<T>;
   int64_t* token_id = params.token_ids + row_index;
-  int own = INT_MIN;
-  for (int chunk = static_cast<int>(threadIdx.x); chunk < num_chunks; chunk += kPickThreads) {
-    const int key = key_of(stats[chunk].x);
-    chunk_keys[chunk] = key >> spare;
-    own = max(own, key);
-  }
-  const int largest_key = block_max(own, shared);
+  const PickMemory found(memory, params.rows);
+  const int largest_key = found.load_keys(stats, spare);
   const float largest = value_of(largest_key);
   if (!isfinite(largest)) {
     if (threadIdx.x == 0) *token_id = -1;
@@ -219,28 +186,22 @@ __global__ void __launch_bounds__(kPickThreads, 2)
                            .top_k = params.top_k[row_index],
                            .top_p = params.top_p[row_index],
                            .min_p = params.min_p[row_index]};
-  const PickRow<T, kVec> row{.logits = logits,
-                             .num_chunks = num_chunks,
-                             .spare = spare,
-                             .scale = options.inverse_temperature * kLog2E,
-                             .largest = largest,
-                             .largest_key = largest_key >> spare,
-                             .chunk_keys = chunk_keys,
-                             .chunk_masses = chunk_masses,
-                             .shared = shared};
+  const PickRow<T> row{.logits = logits,
+                       .num_chunks = found.num_chunks,
+                       .spare = spare,
+                       .scale = options.inverse_temperature * kLog2E,
+                       .largest = largest,
+                       .largest_key = largest_key >> spare,
+                       .chunk_keys = found.chunk_keys,
+                       .chunk_masses = found.chunk_masses,
+                       .active_chunks = found.active_chunks,
+                       .shared = found.shared};
   if (row.scale == 0.0f) {
     if (threadIdx.x == 0 && params.cuts != nullptr) params.cuts[row_index] = largest;
     write_largest(row, token_id);
     return;
   }
-  Mass total = 0;
-  for (int chunk = static_cast<int>(threadIdx.x); chunk < num_chunks; chunk += kPickThreads) {
-    const float2 found = stats[chunk];
-    // A chunk of nothing but -inf has no mass.
-    chunk_masses[chunk] = found.y > 0.0f ? mass_of(found.y * row.weight(found.x)) : 0;
-    total += chunk_masses[chunk];
-  }
-  total = block_total(total, shared);
+  Mass total = row.load_masses(stats);
   const int cut = filter_row(row, options, total);
   const bool has_filter = cut > row.key(-INFINITY);
   if (threadIdx.x == 0 && params.cuts != nullptr) {
@@ -256,23 +217,12 @@ __global__ void __launch_bounds__(kPickThreads, 2)
 
 }  // namespace
 
-void launch_pick_tokens(const SampleTokensParams& params, StreamHandle stream) {
-  const auto bytes =
-      static_cast<int>(sizeof(PickShared) + params.num_chunks * (sizeof(Mass) + sizeof(int)));
-  with_activation_type(params.type, [&]<class T>(std::type_identity<T>) {
-    auto* kernel =
-        has_wide_rows(params) ? pick_tokens_kernel<T, kVecElements<T>> : pick_tokens_kernel<T, 1>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-               "cudaFuncSetAttribute");
-    launch_overlapped("sample_tokens", kernel, grid_size(params.num_rows), kPickThreads, bytes,
-                      static_cast<cudaStream_t>(stream), params);
-  });
-}
-
 void launch_sample_tokens(const SampleTokensParams& params, StreamHandle stream) {
-  if (params.num_rows == 0) return;
-  launch_scan_logits(params, stream);
-  launch_pick_tokens(params, stream);
+  if (params.rows.num_rows == 0) return;
+  launch_scan_logits(params.rows, params.inverse_temperatures, stream);
+  with_activation_type(params.rows.type, [&]<class T>(std::type_identity<T>) {
+    launch_by_rows("sample_tokens", pick_tokens_kernel<T>, params.rows, stream, params);
+  });
 }
 
 }  // namespace pagedkv::cuda

@@ -61,22 +61,38 @@ __device__ inline CutRange narrowed(const CutRange& range, const Enough& enough,
   return found;
 }
 
-// The keys of a range into the list; how many there are.
+// The keys of a range into the list; how many there are. Sums up what is above the range, and with
+// it, in mass and count.
 template <class Row>
-__device__ int list_range(const Row& row, const CutRange& range) {
+__device__ int list_range(const Row& row, CutRange& range, Mass& mass, int& count) {
   PickShared& shared = row.shared;
   __syncthreads();
   if (threadIdx.x == 0) shared.num_listed = 0;
   __syncthreads();
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  Mass mass_above = 0;
+  Mass mass_inside = 0;
+  int count_above = 0;
   row.for_each_chunk(range.low, [&](int, const float (&x)[kLaneLogits]) {
-    int count = 0;
+    int own = 0;
+    float sum_above = 0.0f;
+    float sum_inside = 0.0f;
 #pragma unroll
     for (int i = 0; i < kLaneLogits; ++i) {
       const int key = row.key(x[i]);
-      count += key >= range.low && key < range.high;
+      if (key < range.low) continue;
+      const float weight = row.weight(x[i]);
+      if (key < range.high) {
+        ++own;
+        sum_inside += weight;
+      } else {
+        ++count_above;
+        sum_above += weight;
+      }
     }
-    int end = count;  // places of the warp's lanes, one after the other
+    mass_above += mass_of(sum_above);
+    mass_inside += mass_of(sum_inside);
+    int end = own;  // places of the warp's lanes, one after the other
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
       const int before = __shfl_up_sync(kAllLanes, end, offset);
@@ -84,8 +100,8 @@ __device__ int list_range(const Row& row, const CutRange& range) {
     }
     int begin = 0;
     if (lane == 31 && end > 0) begin = atomicAdd(&shared.num_listed, end);
-    int place = __shfl_sync(kAllLanes, begin, 31) + end - count;
-    if (count == 0) return;
+    int place = __shfl_sync(kAllLanes, begin, 31) + end - own;
+    if (own == 0) return;
 #pragma unroll
     for (int i = 0; i < kLaneLogits; ++i) {
       const int key = row.key(x[i]);
@@ -94,7 +110,10 @@ __device__ int list_range(const Row& row, const CutRange& range) {
       ++place;
     }
   });
-  __syncthreads();
+  range.mass_above = block_total(mass_above, shared);
+  range.count_above = static_cast<int>(block_total(static_cast<Mass>(count_above), shared));
+  mass = range.mass_above + block_total(mass_inside, shared);
+  count = range.count_above + shared.num_listed;
   return shared.num_listed;
 }
 
@@ -103,18 +122,21 @@ __device__ void split_row(const Row& row, const CutRange& range) {
   Mass masses[kSplits] = {};
   int counts[kSplits] = {};
   row.for_each_chunk(range.low, [&](int, const float (&x)[kLaneLogits]) {
+    float sums[kSplits] = {};
 #pragma unroll
-    for (int split = 0; split < kSplits; ++split) {
-      const int from = split_key(range, split);
-      float sum = 0.0f;
+    for (int i = 0; i < kLaneLogits; ++i) {
+      const int key = row.key(x[i]);
+      if (key < range.low) continue;
+      const float weight = row.weight(x[i]);
 #pragma unroll
-      for (int i = 0; i < kLaneLogits; ++i) {
-        if (row.key(x[i]) < from) continue;
-        sum += row.weight(x[i]);
+      for (int split = 0; split < kSplits; ++split) {
+        if (key < split_key(range, split)) continue;
+        sums[split] += weight;
         ++counts[split];
       }
-      masses[split] += mass_of(sum);
     }
+#pragma unroll
+    for (int split = 0; split < kSplits; ++split) masses[split] += mass_of(sums[split]);
   });
   block_totals(masses, counts, row.shared);
 }
@@ -171,15 +193,44 @@ __device__ int compare_listed(const Row& row, const CutRange& range, const Enoug
   return block_max(best, shared);
 }
 
-// The largest key of range that enough reaches; range.low if none does, as sums are rounded.
+// The k-th largest of the chunks' largest: at least k logits reach it. The lowest key if there are
+// fewer chunks.
 template <class Row>
-__device__ int select_cut(const Row& row, CutRange range, const Enough& enough) {
-  int num_listed = kListed + 1;
-  while (width_of(range) != 1) {
-    num_listed = list_range(row, range);
-    if (num_listed <= kListed) break;
-    split_row(row, range);
-    range = narrowed(range, enough, row.shared);
+__device__ int kth_largest_chunk(const Row& row, int64_t k) {
+  int best = row.key(-INFINITY);
+  if (k > row.num_chunks) return best;
+  for (int chunk = static_cast<int>(threadIdx.x); chunk < row.num_chunks; chunk += kPickThreads) {
+    const int own = row.chunk_keys[chunk];
+    int count = 0;
+    for (int at = 0; at < row.num_chunks; ++at) count += row.chunk_keys[at] >= own;
+    if (count >= k) best = max(best, own);
+  }
+  return block_max(best, row.shared);
+}
+
+// The largest key of `all` that enough reaches; all.low if none does, as sums are rounded. `range`
+// is a part of it where the cut may be: a guess, if it is not all of it.
+template <class Row>
+__device__ int select_cut(const Row& row, const CutRange& all, CutRange range,
+                          const Enough& enough) {
+  bool is_guess = range.low != all.low || range.high != all.high;
+  int num_listed = 0;
+  while (is_guess || width_of(range) != 1) {
+    Mass mass = 0;
+    int count = 0;
+    num_listed = list_range(row, range, mass, count);
+    const bool too_low = is_guess && enough.holds(range.mass_above, range.count_above);
+    const bool too_high = is_guess && range.low != all.low && !enough.holds(mass, count);
+    is_guess = false;
+    if (too_low) {
+      range = {.low = range.high, .high = all.high, .mass_above = 0, .count_above = 0};
+    } else if (too_high) {
+      range = {.low = all.low, .high = range.low, .mass_above = mass, .count_above = count};
+    } else {
+      if (num_listed <= kListed) break;
+      split_row(row, range);
+      range = narrowed(range, enough, row.shared);
+    }
   }
   if (width_of(range) == 1) return range.low;
   if (num_listed <= kPickThreads) return compare_listed(row, range, enough, num_listed);
@@ -188,6 +239,88 @@ __device__ int select_cut(const Row& row, CutRange range, const Enough& enough) 
     range = narrowed(range, enough, row.shared);
   }
   return range.low;
+}
+
+// The key of the row's k-th largest logit.
+template <class Row>
+__device__ int kth_largest(const Row& row, int64_t k) {
+  const CutRange range{.low = kth_largest_chunk(row, k),
+                       .high = row.largest_key + 1,
+                       .mass_above = 0,
+                       .count_above = 0};
+  return select_cut(row, range, range,
+                    Enough{.by_mass = false, .mass = 0, .count = static_cast<int>(k)});
+}
+
+// The largest of the chunks' largest keys that they alone reach with enough mass; low if all of
+// them together do not.
+template <class Row>
+__device__ int mass_reached_by_chunks(const Row& row, int low, Mass wanted) {
+  Mass* masses = reinterpret_cast<Mass*>(row.shared.list);
+  __syncthreads();
+  for (int chunk = static_cast<int>(threadIdx.x); chunk < row.num_chunks; chunk += kPickThreads) {
+    masses[chunk] = mass_of(row.weight(row.value(row.chunk_keys[chunk])));
+  }
+  __syncthreads();
+  int best = low;
+  for (int chunk = static_cast<int>(threadIdx.x); chunk < row.num_chunks; chunk += kPickThreads) {
+    const int own = row.chunk_keys[chunk];
+    Mass mass = 0;
+    for (int at = 0; at < row.num_chunks; ++at) {
+      mass += row.chunk_keys[at] >= own ? masses[at] : 0;
+    }
+    if (mass >= wanted) best = max(best, own);
+  }
+  return block_max(best, row.shared);
+}
+
+// Where the cut of top-p in a row of many candidates probably is, by what a part of its chunks has
+// below each key: those logits are many and alike, where those above may be few. `left_out`: mass
+// of what is below the cut. A guess: the row itself decides.
+template <class Row>
+__device__ CutRange guess_range(const Row& row, const CutRange& range, Mass left_out) {
+  constexpr int kTurns = 3;  // of narrowing: to a part in 500
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int chunk = static_cast<int>(static_cast<int64_t>(warp) * row.num_chunks / kPickWarps);
+  float x[kLaneLogits];
+  row.logits.read(chunk, x);
+  Mass own = 0;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kLaneLogits; ++i) {
+    const int key = row.key(x[i]);
+    row.shared.list[(warp * kLaneLogits + i) * 32 + lane] = key;
+    if (key >= range.low) own += mass_of(row.weight(x[i]));
+  }
+  const Mass sampled = block_total(own, row.shared);
+  const Mass below = left_out / row.num_chunks * kPickWarps;
+  const Enough enough{.by_mass = true, .mass = sampled > below ? sampled - below : 1, .count = 0};
+  CutRange guess = range;
+  for (int turn = 0; turn < kTurns && width_of(guess) > 1; ++turn) {
+    split_list(row, guess, kPickWarps * kChunk);
+    guess = narrowed(guess, enough, row.shared);
+  }
+  // Its neighbours too, as far as there are any.
+  const unsigned width = width_of(guess);
+  const unsigned room_below = static_cast<unsigned>(guess.low) - static_cast<unsigned>(range.low);
+  const unsigned room_above = static_cast<unsigned>(range.high) - static_cast<unsigned>(guess.high);
+  guess.low -= static_cast<int>(min(width, room_below));
+  guess.high += static_cast<int>(min(width, room_above));
+  return guess;
+}
+
+// The smallest key that top-p leaves of a mass of `total` from range.low on; see select_cut.
+template <class Row>
+__device__ int nucleus_cut(const Row& row, CutRange range, Mass total, double top_p) {
+  const auto wanted = static_cast<Mass>(ceil(top_p * static_cast<double>(total)));
+  const Enough enough{.by_mass = true, .mass = wanted, .count = 0};
+  const int reached = mass_reached_by_chunks(row, range.low, wanted);
+  if (reached > range.low || row.num_chunks < 2 * kPickWarps) {
+    range.low = reached;
+    return select_cut(row, range, range, enough);
+  }
+  return select_cut(row, range, guess_range(row, range, total - min(total, wanted)), enough);
 }
 
 }  // namespace pagedkv::cuda

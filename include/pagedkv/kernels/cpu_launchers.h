@@ -30,5 +30,6 @@ void launch_activation(const ActivationParams& params, const ThreadPool& pool);
 void launch_streamed_linear(const StreamedLinearParams& params, const ThreadPool& pool);
 
 void launch_sample_tokens(const SampleTokensParams& params, const ThreadPool& pool);
+void launch_score_tokens(const ScoreTokensParams& params, const ThreadPool& pool);
 
 }  // namespace pagedkv::cpu

@@ -35,5 +35,6 @@ void launch_activation(const ActivationParams& params, StreamHandle stream);
 void launch_streamed_linear(const StreamedLinearParams& params, StreamHandle stream);
 
 void launch_sample_tokens(const SampleTokensParams& params, StreamHandle stream);
+void launch_score_tokens(const ScoreTokensParams& params, StreamHandle stream);
 
 }  // namespace pagedkv::cuda

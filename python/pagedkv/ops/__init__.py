@@ -37,7 +37,7 @@ from pagedkv.ops.layers import (  # noqa: E402
     silu_and_mul,
 )
 from pagedkv.ops.linear import streamed_linear  # noqa: E402
-from pagedkv.ops.sampling import sample_tokens  # noqa: E402
+from pagedkv.ops.sampling import sample_tokens, score_tokens  # noqa: E402
 
 __all__ = [
     "copy_blocks",
@@ -53,6 +53,7 @@ __all__ = [
     "rms_norm",
     "rotary_embedding",
     "sample_tokens",
+    "score_tokens",
     "silu_and_mul",
     "streamed_linear",
     "swap_blocks",

@@ -36,6 +36,7 @@ OPS = (
     "gelu_and_mul",
     "sample_tokens",
     "streamed_linear",
+    "score_tokens",
 )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pagedkv.ops.reference_sampling import sample_tokens as sample_tokens
+from pagedkv.ops.reference_sampling import score_tokens as score_tokens
 
 
 def quantize(real: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

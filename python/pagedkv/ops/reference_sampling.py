@@ -1,5 +1,5 @@
-"""The oracle of `pagedkv.ops.sample_tokens`: plain NumPy, by sorting everything. A part of
-`pagedkv.ops.reference`.
+"""The oracles of `pagedkv.ops.sample_tokens` and `score_tokens`: plain NumPy, by sorting all there
+is. A part of `pagedkv.ops.reference`.
 """
 
 from __future__ import annotations
@@ -92,3 +92,25 @@ def sample_tokens(
         token_ids[i] = token_id
         if cuts is not None:
             cuts[i] = cut
+
+
+def score_tokens(
+    logprobs: Tensor,
+    ranks: Tensor,
+    top_ids: Tensor,
+    top_logprobs: Tensor,
+    logits: Tensor,
+    token_ids: Tensor,
+) -> None:
+    """See `pagedkv.ops.score_tokens`."""
+    num_top = top_ids.shape[1]
+    for i, row in enumerate(logits.detach().double().cpu().numpy()):
+        if not math.isfinite(row.max()):  # a NaN counts as the largest
+            logprobs[i], ranks[i], top_ids[i], top_logprobs[i] = math.nan, 0, -1, math.nan
+            continue
+        log_sum = row.max() + math.log(np.exp(row - row.max()).sum())
+        token_id = int(token_ids[i])
+        own = row[token_id] if 0 <= token_id < row.size else -math.inf
+        logprobs[i], ranks[i] = own - log_sum, 1 + int((row > own).sum())
+        for place, best in enumerate(np.argsort(-row, kind="stable")[:num_top].tolist()):
+            top_ids[i, place], top_logprobs[i, place] = best, row[best] - log_sum

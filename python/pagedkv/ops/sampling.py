@@ -1,5 +1,5 @@
-"""Choosing a token from each row of logits. Only the thin call of the registered operator lives
-here: checks and kernels are in `csrc/`.
+"""Choosing a token from each row of logits, and how likely tokens are. Only thin calls of the
+registered operators live here: checks and kernels are in `csrc/`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 _sample_tokens = torch.ops.pagedkv.sample_tokens.default
+_score_tokens = torch.ops.pagedkv.score_tokens.default
 
 
 def sample_tokens(
@@ -97,3 +98,46 @@ def sample_tokens(
         edit_values=edit_values,
         is_limited=is_limited,
     )
+
+
+def score_tokens(
+    logprobs: Tensor,
+    ranks: Tensor,
+    top_ids: Tensor,
+    top_logprobs: Tensor,
+    logits: Tensor,
+    token_ids: Tensor,
+) -> None:
+    """Log-probability and rank of one token of each row of logits, and the row's most likely ones.
+
+    Args:
+        logprobs: [num_rows] fp64, natural; -inf where the token has no logit, NaN where a logit is
+            NaN or the largest is not finite.
+        ranks: [num_rows] int64: 1 + number of larger logits; 0 beside NaN.
+        top_ids: [num_rows, num_top] int64, best first, the lower id of equal logits; -1 beside NaN.
+            num_top is at most 512 and vocab_size; it may be 0.
+        top_logprobs: [num_rows, num_top] fp64.
+        logits: [num_rows, vocab_size], fp32, bf16 or fp16; at most 1,048,576 tokens.
+        token_ids: [num_rows] int64; those outside of the vocabulary have no logit.
+
+    Returns:
+        Nothing.
+
+    Mutates:
+        logprobs, ranks, top_ids, top_logprobs.
+
+    Raises:
+        RuntimeError: device, dtype, layout or shape not as above.
+
+    Example:
+        >>> logprobs, ranks = torch.empty(1, dtype=torch.float64), torch.empty(1, dtype=torch.int64)
+        >>> top_ids = torch.empty(1, 2, dtype=torch.int64)
+        >>> logits = torch.tensor([[1.0, 4.0, 2.0]]).log()
+        >>> tops = torch.empty(1, 2, dtype=torch.float64)
+        >>> score_tokens(logprobs, ranks, top_ids, tops, logits, torch.tensor([2]))
+        >>> logprobs.exp(), ranks, top_ids  # 2 of 7
+        (tensor([0.2857], dtype=torch.float64), tensor([2]), tensor([[1, 2]]))
+
+    Source: the definition of softmax.
+    """
+    _score_tokens(logprobs, ranks, top_ids, top_logprobs, logits, token_ids)

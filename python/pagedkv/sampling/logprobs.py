@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagedkv import ops
 from pagedkv.sampling.params import SlotParams
 
 
@@ -34,28 +35,35 @@ def score_tokens(
     """Waits for a GPU.
 
     Args:
-        logits: [m, vocab_size], any floating dtype; computed with in fp32, summed in fp64.
+        logits: [m, vocab_size], any floating dtype; computed with in fp32.
         token_ids: int64 [m]; one without a logit (padding of the embedding) has the log-probability
             -inf and the last rank.
         num_top: most likely tokens of each row; no more than there are.
     """
-    values = logits.detach().float()
-    vocab_size = values.shape[1]
-    total = torch.logsumexp(values.double(), dim=1)
-    has_logit = torch.from_numpy(token_ids < vocab_size).to(values.device)
-    wanted = torch.from_numpy(np.minimum(token_ids, vocab_size - 1)).to(values.device)
-    own = values.gather(1, wanted[:, None]).where(has_logit[:, None], -torch.inf)
-    ranks = 1 + (values > own).sum(dim=1)
-    best = torch.topk(values, min(num_top, vocab_size), dim=1)
-    return TokenScores(
-        rows,
-        token_ids,
-        (own[:, 0].double() - total).cpu().numpy(),
-        ranks.cpu().numpy(),
-        best.indices.cpu().numpy(),
-        (best.values.double() - total[:, None]).cpu().numpy(),
-        np.full(rows.size, num_top, dtype=np.int64),
+    logprobs, ranks, top_ids, top_logprobs = (
+        one.cpu().numpy() for one in _scored(logits, token_ids, num_top)
     )
+    num_tops = np.full(rows.size, num_top, dtype=np.int64)
+    return TokenScores(rows, token_ids, logprobs, ranks, top_ids, top_logprobs, num_tops)
+
+
+def _scored(
+    logits: torch.Tensor, token_ids: NDArray[np.int64], num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logprobs, ranks, top_ids, top_logprobs) as TokenScores has them, on the logits' device."""
+    shape = logits.shape[0], min(num_top, logits.shape[1])
+
+    def made(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, dtype=dtype, device=logits.device)
+
+    scored = (
+        made(torch.float64, shape[0]),
+        made(torch.int64, shape[0]),
+        made(torch.int64, *shape),
+        made(torch.float64, *shape),
+    )
+    ops.score_tokens(*scored, logits.detach(), torch.from_numpy(token_ids).to(logits.device))
+    return scored
 
 
 def chosen_logprobs(
@@ -69,10 +77,9 @@ def chosen_logprobs(
     wanted = np.flatnonzero(params.wants_logprob)
     if wanted.size == 0:
         return None
-    rows = _picked(logits, wanted)
-    chosen = rows.gather(1, torch.from_numpy(token_ids[wanted])[:, None])[:, 0]
+    rows = logits[torch.from_numpy(wanted).to(logits.device)]
     logprobs = np.zeros(token_ids.size, dtype=np.float64)
-    logprobs[wanted] = (chosen.double() - torch.logsumexp(rows.double(), dim=1)).numpy()
+    logprobs[wanted] = _scored(rows, token_ids[wanted], 0)[0].cpu().numpy()
     return logprobs
 
 
@@ -88,13 +95,8 @@ def best_candidates(
     wanted = np.flatnonzero(params.num_candidates)
     if wanted.size == 0:
         return None
-    rows = _picked(logits, wanted)
+    picked = logits[torch.from_numpy(wanted).to(logits.device)]
+    rows = picked.detach().to(device="cpu", dtype=torch.float32)
     num_candidates = min(int(params.num_candidates[wanted].max()), rows.shape[1])
     best = torch.topk(torch.log_softmax(rows, dim=1), num_candidates, dim=1)
     return wanted, best.indices.numpy(), best.values.double().numpy()
-
-
-def _picked(logits: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
-    """float32 [rows.size, vocab_size] on the CPU; waits for a GPU."""
-    picked = logits[torch.from_numpy(rows).to(logits.device)]
-    return picked.detach().to(device="cpu", dtype=torch.float32)
