@@ -49,7 +49,7 @@ if chosen sanitize; then
   done
 fi
 if chosen bench; then
-  for name in gpu_ops cache_layout paged_attention mixed_steps; do
+  for name in gpu_ops sampling cache_layout paged_attention mixed_steps; do
     "$python" "benchmarks/bench_$name.py" --save >"$logs/bench_$name.log" 2>&1
     summary+=("missed thresholds of bench_$name: $?")
     grep '^|' "$logs/bench_$name.log" || tail -15 "$logs/bench_$name.log"
