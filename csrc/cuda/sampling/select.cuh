@@ -16,6 +16,7 @@ struct CutRange {
   int high;
   Mass mass_above;  // of keys from high on
   int count_above;
+  int turns = 0;  // of narrowing it
 };
 
 // What is enough, by number or by mass.
@@ -33,8 +34,18 @@ __device__ inline unsigned width_of(const CutRange& range) {
   return static_cast<unsigned>(range.high) - static_cast<unsigned>(range.low);
 }
 
-// The i-th of kSplits keys between the range's ends; high itself where it is too narrow.
-__device__ inline int split_key(const CutRange& range, int i) {
+// The i-th of kSplits keys between the range's ends, above low. First they divide its values, as
+// keys around 0 are many for few logits; then its keys, so that few turns suffice whatever the
+// values.
+template <class Row>
+__device__ int split_key(const Row& row, const CutRange& range, int i) {
+  constexpr int kTurnsByValue = 2;
+  const float first = row.value(range.low);
+  const float distance = row.value(range.high - 1) - first;
+  if (range.turns < kTurnsByValue && isfinite(distance)) {
+    const float part = static_cast<float>(i + 1) / (kSplits + 1);
+    return min(max(row.key(first + distance * part), range.low + 1), range.high);
+  }
   const unsigned width = width_of(range);
   const unsigned step = width > kSplits
                             ? static_cast<unsigned>(uint64_t{width} * (i + 1) / (kSplits + 1))
@@ -43,11 +54,13 @@ __device__ inline int split_key(const CutRange& range, int i) {
 }
 
 // After block_totals(): the piece of the range where the cut is.
-__device__ inline CutRange narrowed(const CutRange& range, const Enough& enough,
-                                    const PickShared& shared) {
+template <class Row>
+__device__ CutRange narrowed(const Row& row, const CutRange& range, const Enough& enough) {
+  const PickShared& shared = row.shared;
   CutRange found = range;
+  ++found.turns;
   for (int i = 0; i < kSplits; ++i) {
-    const int key = split_key(range, i);
+    const int key = split_key(row, range, i);
     if (key >= range.high) break;
     if (enough.holds(shared.masses[i], shared.counts[i])) {
       found.low = key;
@@ -121,6 +134,9 @@ template <class Row>
 __device__ void split_row(const Row& row, const CutRange& range) {
   Mass masses[kSplits] = {};
   int counts[kSplits] = {};
+  int splits[kSplits];
+#pragma unroll
+  for (int split = 0; split < kSplits; ++split) splits[split] = split_key(row, range, split);
   row.for_each_chunk(range.low, [&](int, const float (&x)[kLaneLogits]) {
     float sums[kSplits] = {};
 #pragma unroll
@@ -130,7 +146,7 @@ __device__ void split_row(const Row& row, const CutRange& range) {
       const float weight = row.weight(x[i]);
 #pragma unroll
       for (int split = 0; split < kSplits; ++split) {
-        if (key < split_key(range, split)) continue;
+        if (key < splits[split]) continue;
         sums[split] += weight;
         ++counts[split];
       }
@@ -145,8 +161,10 @@ template <class Row>
 __device__ void split_list(const Row& row, const CutRange& range, int num_listed) {
   Mass masses[kSplits];
   int counts[kSplits];
+  int splits[kSplits];
 #pragma unroll
   for (int split = 0; split < kSplits; ++split) {
+    splits[split] = split_key(row, range, split);
     // What is in the list ends where the range it was made for did.
     masses[split] = threadIdx.x == 0 ? range.mass_above : 0;
     counts[split] = threadIdx.x == 0 ? range.count_above : 0;
@@ -157,7 +175,7 @@ __device__ void split_list(const Row& row, const CutRange& range, int num_listed
     const Mass mass = mass_of(row.weight(row.value(key)));
 #pragma unroll
     for (int split = 0; split < kSplits; ++split) {
-      if (key < split_key(range, split)) continue;
+      if (key < splits[split]) continue;
       masses[split] += mass;
       ++counts[split];
     }
@@ -229,14 +247,14 @@ __device__ int select_cut(const Row& row, const CutRange& all, CutRange range,
     } else {
       if (num_listed <= kListed) break;
       split_row(row, range);
-      range = narrowed(range, enough, row.shared);
+      range = narrowed(row, range, enough);
     }
   }
   if (width_of(range) == 1) return range.low;
   if (num_listed <= kPickThreads) return compare_listed(row, range, enough, num_listed);
   while (width_of(range) != 1) {
     split_list(row, range, num_listed);
-    range = narrowed(range, enough, row.shared);
+    range = narrowed(row, range, enough);
   }
   return range.low;
 }
@@ -279,7 +297,7 @@ __device__ int mass_reached_by_chunks(const Row& row, int low, Mass wanted) {
 // of what is below the cut. A guess: the row itself decides.
 template <class Row>
 __device__ CutRange guess_range(const Row& row, const CutRange& range, Mass left_out) {
-  constexpr int kTurns = 3;  // of narrowing: to a part in 500
+  constexpr int kTurns = 2;  // of narrowing: to a part in 64
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int chunk = static_cast<int>(static_cast<int64_t>(warp) * row.num_chunks / kPickWarps);
@@ -299,7 +317,7 @@ __device__ CutRange guess_range(const Row& row, const CutRange& range, Mass left
   CutRange guess = range;
   for (int turn = 0; turn < kTurns && width_of(guess) > 1; ++turn) {
     split_list(row, guess, kPickWarps * kChunk);
-    guess = narrowed(guess, enough, row.shared);
+    guess = narrowed(row, guess, enough);
   }
   // Its neighbours too, as far as there are any.
   const unsigned width = width_of(guess);
@@ -307,6 +325,7 @@ __device__ CutRange guess_range(const Row& row, const CutRange& range, Mass left
   const unsigned room_above = static_cast<unsigned>(range.high) - static_cast<unsigned>(guess.high);
   guess.low -= static_cast<int>(min(width, room_below));
   guess.high += static_cast<int>(min(width, room_above));
+  guess.turns = 0;
   return guess;
 }
 
