@@ -64,18 +64,40 @@ float kth_largest(const std::vector<float>& logits, int64_t k, std::vector<float
   return some[static_cast<size_t>(k - 1)];
 }
 
-// The smallest logit of those not below `cut` that top_p leaves. Only logits whose weights are
-// above a floor are sorted; it sinks until they reach top_p.
-float nucleus_cut(const Scratch& row, float cut, double top_p, std::vector<float>& some) {
+struct Candidate {
+  float logit;
+  float weight;
+};
+
+// The logit of the candidate where their weights, from the largest logit down, add up to `wanted`;
+// of the last if they do not. Halves instead of a sort: sums of what is left decide which goes on.
+float reaching_logit(std::vector<Candidate>& candidates, double wanted) {
+  auto begin = candidates.begin();
+  auto end = candidates.end();
+  while (end - begin > 1) {
+    const auto middle = begin + (end - begin) / 2;
+    std::nth_element(begin, middle, end,
+                     [](const Candidate& a, const Candidate& b) { return a.logit > b.logit; });
+    double sum = 0.0;
+    for (auto it = begin; it != middle; ++it) sum += it->weight;
+    if (sum >= wanted) {
+      end = middle;
+    } else {
+      wanted -= sum;
+      begin = middle;
+    }
+  }
+  return begin->logit;
+}
+
+// The smallest logit of those not below `cut` that top_p leaves. Candidates have weights above a
+// floor, which sinks until they reach top_p.
+float nucleus_cut(const Scratch& row, float cut, double top_p) {
   double total = 0.0;
   for (size_t i = 0; i < row.logits.size(); ++i) {
     if (row.logits[i] >= cut) total += row.weights[i];
   }
-  struct Entry {
-    float logit;
-    float weight;
-  };
-  std::vector<Entry> above;
+  std::vector<Candidate> above;
   for (float floor = 0x1p-4f;; floor = floor > 0x1p-60f ? floor / 16 : 0.0f) {
     above.clear();
     double sum = 0.0;
@@ -86,14 +108,7 @@ float nucleus_cut(const Scratch& row, float cut, double top_p, std::vector<float
     }
     if (sum >= top_p * total || floor == 0.0f) break;
   }
-  std::sort(above.begin(), above.end(),
-            [](const Entry& a, const Entry& b) { return a.logit > b.logit; });
-  double reached = 0.0;
-  for (const Entry& entry : above) {
-    reached += entry.weight;
-    if (reached >= top_p * total) return entry.logit;
-  }
-  return cut;
+  return reaching_logit(above, top_p * total);
 }
 
 // The first id whose cumulative weight exceeds number * total; one without a weight is never it.
@@ -139,7 +154,7 @@ void sample_row(const SampleTokensParams& p, int64_t row, const KernelTable& pas
     if (0 < p.top_k[row] && p.top_k[row] < p.rows.vocab_size) {
       cut = std::max(cut, kth_largest(logits, p.top_k[row], scratch.some));
     }
-    if (p.top_p[row] < 1.0) cut = nucleus_cut(scratch, cut, p.top_p[row], scratch.some);
+    if (p.top_p[row] < 1.0) cut = nucleus_cut(scratch, cut, p.top_p[row]);
     if (cut > -kInfinity) {
       for (size_t i = 0; i < weights.size(); ++i) weights[i] = logits[i] >= cut ? weights[i] : 0.0f;
     }
