@@ -62,7 +62,9 @@ __device__ int filter_row(const Row& row, const RowOptions& options, Mass& total
     const int low = lowest_key_within(row, row.scale, log2f(static_cast<float>(least)));
     const CutRange range{
         .low = max(cut, low), .high = row.largest_key + 1, .mass_above = 0, .count_above = 0};
-    cut = nucleus_cut(row, range, total, options.top_p);
+    // What top_k has left are few, but for equals of the last.
+    const bool are_few = 0 < options.top_k && options.top_k <= kPickThreads;
+    cut = nucleus_cut(row, range, total, options.top_p, are_few);
   }
   if (cut > lowest) total = row.keep(cut);
   return cut;

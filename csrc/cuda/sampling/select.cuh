@@ -329,11 +329,13 @@ __device__ CutRange guess_range(const Row& row, const CutRange& range, Mass left
   return guess;
 }
 
-// The smallest key that top-p leaves of a mass of `total` from range.low on; see select_cut.
+// The smallest key that top-p leaves of a mass of `total` from range.low on; see select_cut. Where
+// these are not few, the range is made smaller first.
 template <class Row>
-__device__ int nucleus_cut(const Row& row, CutRange range, Mass total, double top_p) {
+__device__ int nucleus_cut(const Row& row, CutRange range, Mass total, double top_p, bool are_few) {
   const auto wanted = static_cast<Mass>(ceil(top_p * static_cast<double>(total)));
   const Enough enough{.by_mass = true, .mass = wanted, .count = 0};
+  if (are_few) return select_cut(row, range, range, enough);
   const int reached = mass_reached_by_chunks(row, range.low, wanted);
   if (reached > range.low || row.num_chunks < 2 * kPickWarps) {
     range.low = reached;
