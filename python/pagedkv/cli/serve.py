@@ -108,6 +108,7 @@ def serve(
     num_blocks: options.NumBlocks = None,
     cache_bytes: options.CacheBytes = None,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
+    kv_cache_dtype: options.KvCacheDtype = "auto",
     swap_space: options.SwapSpace = 0.0,
     enable_kv_offloading: options.EnableKvOffloading = False,
     enforce_eager: Annotated[
@@ -154,6 +155,7 @@ def serve(
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=cache_bytes,
         gpu_memory_utilization=gpu_memory_utilization,
+        kv_cache_dtype=kv_cache_dtype,
         swap_space=swap_space,
         enable_kv_offloading=enable_kv_offloading,
         preemption_mode=preemption_mode,
