@@ -33,6 +33,7 @@ class Request:
         draw: k of fork k; its tokens are drawn with (seed, k).
         parent_id: of one of several answers to a prompt, the id of the request that asked for them.
         user: whose it is, in the words of whoever asked: a label in records, nothing else.
+        keeps_blocks: hold its blocks when it has ended, as scheduler/pins.py says.
         bad_token_ids: each of sampling_params.bad_words as token ids, in its spellings.
     """
 
@@ -48,6 +49,7 @@ class Request:
     draw: int = 0
     parent_id: str | None = None
     user: str | None = None
+    keeps_blocks: bool = False
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:

@@ -44,6 +44,7 @@ class Gate:
 
     def let(self, num_steps: int) -> None:
         """Let steps pass, and wait until the next stands before the gate."""
+        self._served.wait(lambda: self.num_begun > 0)
         want = self.num_begun + num_steps
         self._tickets.release(num_steps)
         self._served.wait(lambda: self.num_begun >= want)

@@ -76,9 +76,6 @@ def test_a_request_is_counted(served: Served) -> None:
     before = values(served)
     served.complete("x" * 40, max_tokens=6, ignore_eos=True)
     served.complete("x" * 40, max_tokens=6, ignore_eos=True, n=2)
-    served.wait(
-        lambda: values(served)["request_success_total"] == before["request_success_total"] + 3
-    )
     now = values(served)
     change = {name: now[name] - before[name] for name in now}
     assert change["prompt_tokens_total"] == 80
@@ -143,6 +140,7 @@ def test_the_log_has_the_line_that_people_search_for(
             r"Prefix cache hit rate: [\d.]+%"
         )
         assert re.search(pattern, caplog.messages[0])
+        served.wait_idle()
         # At rest nothing is written: the snapshot is still the same.
         snapshot = served.service.engine.snapshot
         served.client.get("/health")

@@ -20,6 +20,7 @@ from pagedkv.engine.requests import Prompt
 from pagedkv.engine.run_metrics import MetricsSnapshot, RunMetrics
 from pagedkv.engine.stream import EngineDead, Item, Stream
 from pagedkv.records import RequestOutput, StepResult
+from pagedkv.request import Request
 from pagedkv.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Submission:
     cache_salt: str | None = None
     priority: int = 0
     user: str | None = None
+    keeps_blocks: bool = False
 
 
 class _Command:
@@ -177,6 +179,7 @@ class AsyncEngine:
                     cache_salt=one.cache_salt,
                     priority=one.priority,
                     user=one.user,
+                    keeps_blocks=one.keeps_blocks,
                 )
                 for one in submissions
             ]
@@ -193,21 +196,54 @@ class AsyncEngine:
         return await self._open([one.request_id for one in submissions], add)
 
     async def fork(
-        self, request_id: str, n: int, params: SamplingParams | None, *, stream: bool
+        self,
+        request_id: str,
+        n: int,
+        params_of: Callable[[Request, int], SamplingParams],
+        *,
+        stream: bool,
     ) -> Stream:
-        """Forks of an unfinished request; see Engine.fork. Raises as it does, and EngineDead."""
-        waiting: list[Stream] = []
+        """Forks of an unfinished request; see Engine.fork. params_of: theirs, made on the engine's
+        thread from the request and the number of tokens that it has generated.
 
-        def opened(names: list[str]) -> None:
-            waiting.append(self._listen(names))
+        Raises as Engine.fork does, and EngineDead.
+        """
+        opened: list[Stream] = []
+        is_gone = False
+
+        def listen(names: list[str]) -> None:
+            opened.append(self._listen(names))
+            if is_gone:
+                self.abort(names)
 
         def fork(engine: Engine) -> None:
-            names = engine.fork(request_id, n, params, stream=stream)
-            # Before any result of theirs, which the loop hears of later.
-            self._tell(opened, names)
+            parent = engine.parent(request_id)
+            if parent is None:
+                raise ValueError(
+                    f"request {request_id!r} is not running, or asks for several answers: it "
+                    "cannot be forked"
+                )
+            names = engine.fork(request_id, n, params_of(*parent), stream=stream)
+            self._tell(listen, names)  # before any result of theirs
 
-        await self._post(fork)
-        return waiting[0]
+        try:
+            await self._post(fork)
+        except asyncio.CancelledError:
+            is_gone = True
+            if opened:
+                self.abort(opened[0].request_ids)
+            raise
+        return opened[0]
+
+    def unpin(self, names: Iterable[str]) -> None:
+        """Give up blocks that requests have kept beyond their end."""
+
+        def drop(engine: Engine) -> None:
+            for name in names:
+                engine.unpin(name)
+
+        if self._failure is None:
+            self._command(drop)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests if they have not ended; nothing more comes of them."""
@@ -286,11 +322,10 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._obey():
-                if self._engine.has_work:
-                    result = self._engine.step()
-                    if result.deltas or result.finished:
-                        self._tell(self._deliver, result)
-                self.snapshot = self._metrics.snapshot()
+                result = self._engine.step() if self._engine.has_work else StepResult([], [])
+                self.snapshot = self._metrics.snapshot()  # has all that anybody was told
+                if result.deltas or result.finished:
+                    self._tell(self._deliver, result)
                 for call in self._after_step:
                     call(self._engine)
         except BaseException as error:

@@ -163,6 +163,7 @@ class Engine:
         observer.begins(self._config, self._facts, self._clock())
         self._observer = self._loop.observer = observer
         self._scheduler.log.listener = observer.noted
+        self._scheduler.pins.is_on = False  # replays know of none
 
     def watch(self, watcher: StepWatcher) -> None:
         """Tell a watcher of requests and steps from now on."""
@@ -180,10 +181,12 @@ class Engine:
         cache_salt: str | None = None,
         priority: int = 0,
         user: str | None = None,
+        keeps_blocks: bool = False,
     ) -> Request:
         """Check a request as add_request does, without queueing it. prompt_text: what its output
         shows of a prompt given as ids. priority: lower is more urgent (scheduling_policy
-        "priority"). user: a label for records of the run.
+        "priority"). user: a label for records of the run. keeps_blocks: hold its blocks when it has
+        ended until unpin() or until somebody needs them; not in a run that is observed.
         """
         request = self._requests.build(
             request_id,
@@ -193,6 +196,7 @@ class Engine:
             cache_salt=cache_salt,
             priority=priority,
             user=user,
+            keeps_blocks=keeps_blocks,
         )
         self._scheduler.check_admissible(request)
         return request
@@ -298,6 +302,16 @@ class Engine:
                 watcher.added(one, now_s)
         return names
 
+    def parent(self, request_id: str) -> tuple[Request, int] | None:
+        """An unfinished request that can be forked, and how many tokens it has generated."""
+        self._loop.settle()
+        request = self._scheduler.request(request_id)
+        return None if request is None else (request, self._scheduler.num_generated(request_id))
+
+    def unpin(self, name: str) -> None:
+        """Give up the blocks of a request or answer that has ended with keeps_blocks."""
+        self._scheduler.pins.drop(name)
+
     # -- steps -------------------------------------------------------------------------
 
     @property
@@ -344,6 +358,7 @@ class Engine:
         """Forget every cached prefix; requests that run keep their blocks and go on. Returns how
         many blocks were findable.
         """
+        self._scheduler.pins.drop_all()
         num_blocks = self._manager.reset_prefix_cache()
         self._observer.cache_reset(self._clock())
         return num_blocks

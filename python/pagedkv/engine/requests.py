@@ -54,6 +54,7 @@ class RequestBuilder:
         cache_salt: str | None = None,
         priority: int = 0,
         user: str | None = None,
+        keeps_blocks: bool = False,
     ) -> Request:
         """A Request, or ValueError / TypeError naming what is wrong with it.
 
@@ -80,6 +81,7 @@ class RequestBuilder:
             cache_salt=cache_salt if params.prompt_logprobs is None else secrets.token_hex(16),
             priority=priority,
             user=user,
+            keeps_blocks=keeps_blocks,
             bad_token_ids=bad_token_ids,
         )
 

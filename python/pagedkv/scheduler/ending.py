@@ -13,6 +13,7 @@ from pagedkv.scheduler.beams import Beams
 from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
+from pagedkv.scheduler.pins import Pins
 from pagedkv.scheduler.queue import RankedQueue
 from pagedkv.scheduler.running import RunningSet
 
@@ -31,6 +32,7 @@ class Ending:
         forking: Forking,
         log: DecisionLog,
         beams: Beams,
+        pins: Pins,
     ) -> None:
         self._manager = manager
         self._running = running
@@ -39,6 +41,7 @@ class Ending:
         self._forking = forking
         self._log = log
         self._beams = beams
+        self._pins = pins
 
     def ends_of(
         self, slots: NDArray[np.int64], new_ids: NDArray[np.int64], bad_slots: NDArray[np.int64]
@@ -111,6 +114,9 @@ class Ending:
                 self._queue.remove(entry)
 
     def _end(self, ends: Sequence[End]) -> list[FinishedRequest]:
+        for entry, reason, _ in ends:
+            if entry.slot is not None and reason in ("stop", "length"):
+                self._pins.take(entry.request, entry.seq_id)
         self._release([entry for entry, _, _ in ends])
         finished: list[FinishedRequest] = []
         for entry, reason, error in ends:

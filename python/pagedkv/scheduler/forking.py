@@ -182,6 +182,13 @@ class Forking:
             self._manager.fork_batch(np.array(parents, dtype=np.int64), seq_ids)
         return Forked(new_slots, token_ids[chosen], ended)
 
+    def num_generated(self, entry: Entry) -> int:
+        """Tokens that it has beyond its prompt."""
+        num_tokens = entry.token_ids.size
+        if entry.slot is not None:
+            num_tokens = int(self._running.slots.num_tokens[entry.slot])
+        return num_tokens - entry.request.prompt_len
+
     # -- forks of a running request ----------------------------------------------------
 
     def fork_running(

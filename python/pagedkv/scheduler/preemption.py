@@ -20,6 +20,7 @@ from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.cost_model import Rates, choose
 from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.entry import Entry
+from pagedkv.scheduler.pins import Pins
 from pagedkv.scheduler.queue import RankedQueue
 from pagedkv.scheduler.running import RunningSet
 
@@ -47,6 +48,7 @@ class Preemption:
         bytes_per_block: int,
         enable_prefix_caching: bool,
         log: DecisionLog,
+        pins: Pins,
     ) -> None:
         self._manager = manager
         self._config = config
@@ -56,6 +58,7 @@ class Preemption:
         self._bytes_per_block = bytes_per_block
         self._has_prefix_cache = enable_prefix_caching
         self._log = log
+        self._pins = pins
         # Units swapped out for this step, and their pairs.
         self._swapped_out: list[tuple[list[Entry], NDArray[np.int64]]] = []
         self.rates = Rates()
@@ -82,6 +85,8 @@ class Preemption:
             available = self._manager.num_allocatable_blocks
             if needed <= available:
                 break
+            if self._pins.give_up_oldest():
+                continue
             if needed <= available + self._manager.num_returning_blocks:
                 return *self._hold_back(rows, query_lens, available), preempted
             if len(running) == 1:
@@ -164,10 +169,15 @@ class Preemption:
 
     def displace(self, num_step: int) -> list[Preempted]:
         """If the first in the queue has no room, preempt running requests that are less urgent, as
-        few as suffice. None, if all of them would not.
+        few as suffice. None, if all of them would not. Pinned blocks go before.
         """
         running, admission, head = self._running, self._admission, self._queue[0]
         order, table = running.order, running.slots
+        while len(self._pins):
+            promised = admission.promised_blocks(table, order, table.num_computed[order])
+            if admission.has_room(head, promised, num_running=order.size):
+                break
+            self._pins.give_up_oldest()
         if order.size == 0 or table.ranks[order[-1]] <= head.rank:
             return []
         urgency = head.request.priority

@@ -37,6 +37,7 @@ from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
 from pagedkv.scheduler.in_flight import InFlight
 from pagedkv.scheduler.offloading import Offloading
+from pagedkv.scheduler.pins import Pins
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue, rank_of
 from pagedkv.scheduler.rows import singles_first, unfinished
@@ -77,7 +78,9 @@ class Scheduler:
         self.window = Window(manager, window, config.max_num_batched_tokens)
         self._admission = Admission(manager, max_model_len, self.window)
         parts = (manager, config, self._running, self._queue, self._admission)
-        self._preemption = Preemption(*parts, bytes_per_block, enable_prefix_caching, self.log)
+        self.pins = Pins(manager)
+        costs = (bytes_per_block, enable_prefix_caching)
+        self._preemption = Preemption(*parts, *costs, self.log, self.pins)
         self._offloading = Offloading(manager, bytes_per_block)
         rest = (enable_prefix_caching, self.log, self.window, self._offloading)
         self._starting = Starting(*parts, *rest)
@@ -85,15 +88,8 @@ class Scheduler:
         self._forking = Forking(manager, self._running, self._queue, self._entries)
         shared = (manager, self._running, self._queue, self._entries, self._forking)
         self._beams = Beams(*shared)
-        self._in_flight = InFlight(
-            manager,
-            self._running,
-            self._forking,
-            self._preemption,
-            self._offloading,
-            self.window,
-            self.log,
-        )
+        told = (self._forking, self._preemption, self._offloading, self.window, self.log)
+        self._in_flight = InFlight(manager, self._running, *told)
         self._ahead = Ahead(
             self._running,
             self._queue,
@@ -102,7 +98,7 @@ class Scheduler:
             self.window,
             config,
         )
-        self._ending = Ending(*shared, self.log, self._beams)
+        self._ending = Ending(*shared, self.log, self._beams, self.pins)
 
     # -- questions ---------------------------------------------------------------------
 
@@ -229,6 +225,10 @@ class Scheduler:
         forks = self._forking.fork_running(entry, like or entry.request, n, self._next_seq_id)
         self._name_sequences([request.request_id for request, _ in forks])
         return forks
+
+    def num_generated(self, request_id: str) -> int:
+        """Tokens of an unfinished request beyond its prompt."""
+        return self._forking.num_generated(self._entries[request_id])
 
     def _name_sequences(self, names: list[str]) -> None:
         """The next seq_ids are taken, one by each name."""

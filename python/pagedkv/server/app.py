@@ -12,7 +12,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pagedkv import __version__
 from pagedkv.engine import AsyncEngine
-from pagedkv.server import chat, completions, errors, metrics, status, tokens
+from pagedkv.server import chat, completions, errors, fork, metrics, status, tokens
+from pagedkv.server.conversations import Conversations
 from pagedkv.server.guards import Access, Guard
 from pagedkv.server.limits import Limits
 from pagedkv.server.metrics import log_for_ever
@@ -51,6 +52,7 @@ def create_app(
         room=Room(engine.max_num_seqs + limits.max_queue),
         tokenising=Tokenising(engine.tokenizer, engine.max_model_len),
         created=int(time.time()),
+        conversations=Conversations(engine, limits.max_kept),
         separates_tenants=len(access.api_keys) > 1,
     )
 
@@ -66,7 +68,7 @@ def create_app(
     app = FastAPI(title="pagedkv", version=__version__, lifespan=lifespan)
     app.state.service = service
     errors.install(app)
-    own = (completions, chat, tokens, status, metrics)
+    own = (completions, chat, fork, tokens, status, metrics)
     for router in (*(one.router for one in own), *routers):
         app.include_router(router)
     app.add_middleware(Guard, access=access, limits=limits)

@@ -29,14 +29,19 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
-    generation = await begin(service, 1, lambda: _submit(service, body, request, response_id))
+    salt = service.cache_salt(request, body.cache_salt)
+    messages = [one.plain() for one in body.messages]
+    origin = service.origin(request, salt=salt, keep_s=body.keep_seconds, messages=messages)
+    generation = await begin(
+        service, 1, lambda: _submit(service, body, salt, response_id), response_id, origin
+    )
     writer = ChatWriter(
         service, response_id, generation.request_ids, body.n or 1, body.num_logprobs
     )
     return await respond(request, body, generation, writer)
 
 
-async def _submit(service: Service, body: ChatBody, request: Request, response_id: str) -> Stream:
+async def _submit(service: Service, body: ChatBody, salt: str | None, response_id: str) -> Stream:
     if body.stream and body.prompt_logprobs is not None:
         raise Refusal(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
     if None not in (body.max_tokens, body.max_completion_tokens) and (
@@ -64,9 +69,10 @@ async def _submit(service: Service, body: ChatBody, request: Request, response_i
         response_id,
         token_ids,
         params,
-        cache_salt=service.cache_salt(request, body.cache_salt),
+        cache_salt=salt,
         priority=body.priority,
         user=body.user,
+        keeps_blocks=body.keep_seconds is not None,
     )
     try:
         return await service.engine.submit([submission], stream=body.stream)

@@ -43,11 +43,16 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     response_id = f"cmpl-{uuid.uuid4().hex}"
     prompts: list[_Prompt] = []
 
+    if body.keep_seconds is not None and len(given) > 1:
+        raise Refusal(400, "keep_seconds is for one prompt", param="keep_seconds")
+    salt = service.cache_salt(request, body.cache_salt)
+    origin = service.origin(request, salt=salt, keep_s=body.keep_seconds)
+
     async def submit() -> Stream:
         prompts.extend(await asyncio.gather(*(_encoded(service, body, one) for one in given)))
-        return await _submit(service, body, request, response_id, prompts)
+        return await _submit(service, body, salt, response_id, prompts)
 
-    generation = await begin(service, len(given), submit)
+    generation = await begin(service, len(given), submit, response_id, origin)
     writer = CompletionWriter(service, response_id, generation.request_ids, body, prompts)
     return await respond(request, body, generation, writer)
 
@@ -55,7 +60,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 async def _submit(
     service: Service,
     body: CompletionBody,
-    request: Request,
+    salt: str | None,
     response_id: str,
     prompts: Sequence[_Prompt],
 ) -> Stream:
@@ -82,7 +87,6 @@ async def _submit(
     )
     lens = [len(one.token_ids) for one in prompts]
     check_size(params, lens, service.limits, service.engine.max_model_len)
-    salt = service.cache_salt(request, body.cache_salt)
     names = [response_id]
     if len(prompts) > 1:
         names = [f"{response_id}.{i}" for i in range(len(prompts))]
@@ -95,6 +99,7 @@ async def _submit(
             cache_salt=salt,
             priority=body.priority,
             user=body.user,
+            keeps_blocks=body.keep_seconds is not None,
         )
         for name, prompt in zip(names, prompts, strict=True)
     ]
@@ -121,6 +126,15 @@ async def _encoded(service: Service, body: CompletionBody, prompt: str | list[in
     if body.echo:
         text = await service.tokenising.decode(prompt, skip_special_tokens=body.skip_special_tokens)
     return _Prompt(prompt, text)
+
+
+def plain_writer(
+    service: Service, response_id: str, request_ids: Sequence[str], n: int
+) -> CompletionWriter:
+    """Of answers without their prompts and without log-probabilities."""
+    body = CompletionBody(prompt=[0], n=n)
+    prompts = [_Prompt([], None)] * len(request_ids)
+    return CompletionWriter(service, response_id, request_ids, body, prompts)
 
 
 class CompletionWriter(Writer):

@@ -5,12 +5,14 @@ the time, or the client's leaving, whichever comes first.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from starlette.types import Receive
 
 from pagedkv.engine import Stream
 from pagedkv.records import OutputDelta, RequestOutput
+from pagedkv.server.conversations import Origin
 from pagedkv.server.errors import Refusal
 from pagedkv.server.event_stream import left
 from pagedkv.server.service import Service
@@ -24,9 +26,23 @@ class Generation:
     """What comes of the requests of one stream. Whoever has one calls end()."""
 
     def __init__(
-        self, service: Service, stream: Stream, num_places: int, deadline_s: float
+        self,
+        service: Service,
+        stream: Stream,
+        num_places: int,
+        deadline_s: float,
+        response_id: str,
+        origin: Origin,
+        *,
+        only_new: bool = False,
     ) -> None:
+        """only_new: outputs of forks, without what there was before them; they must stream."""
         self._service = service
+        self._response_id = response_id
+        self._outputs: list[RequestOutput] = []
+        self._only_new = only_new
+        self._deltas: dict[str, list[OutputDelta]] = {name: [] for name in stream.request_ids}
+        service.conversations.begin(response_id, origin, stream.request_ids)
         self._stream = stream
         self._num_places = num_places
         self._deadline_s = deadline_s
@@ -49,6 +65,7 @@ class Generation:
     def end(self) -> None:
         """What has not ended ends now, and its blocks are free. Safe to call twice."""
         self._timer.cancel()
+        self._service.conversations.end(self._response_id, None)
         self._service.engine.abort(self._stream.request_ids)
         self._service.room.give_back(self._num_places)
         self._num_places = 0
@@ -60,7 +77,21 @@ class Generation:
         """
         while not self._stream.is_done:
             for item in await self._stream.take():
+                if isinstance(item, OutputDelta):
+                    if self._only_new:
+                        self._deltas[item.request_id].append(item)
+                else:
+                    if self._only_new:
+                        item = _additions(item, self._deltas[item.request_id])
+                    self._outputs.append(item)
+                    self._keep()
                 yield item
+
+    def _keep(self) -> None:
+        """It can be forked before its client hears of the end."""
+        if len(self._outputs) == len(self.request_ids):
+            output = self._outputs[0] if len(self._outputs) == 1 else None
+            self._service.conversations.end(self._response_id, output)
 
     async def outputs(self, receive: Receive) -> list[RequestOutput]:
         """All outputs, in the order of request_ids; none is left behind.
@@ -89,6 +120,19 @@ class Generation:
         return [found[name] for name in self.request_ids]
 
 
+def _additions(output: RequestOutput, deltas: list[OutputDelta]) -> RequestOutput:
+    """A fork's output with what its deltas have told; the rest counts as its prompt."""
+    (answer,) = output.outputs
+    text = "".join(delta.text for delta in deltas)
+    new_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+    old_ids = answer.token_ids[: len(answer.token_ids) - len(new_ids)]
+    return dataclasses.replace(
+        output,
+        prompt_token_ids=[*output.prompt_token_ids, *old_ids],
+        outputs=[dataclasses.replace(answer, text=text, token_ids=new_ids)],
+    )
+
+
 def check(output: RequestOutput) -> None:
     """Raise Refusal (500) if a request has failed."""
     if output.error is not None:
@@ -96,7 +140,13 @@ def check(output: RequestOutput) -> None:
 
 
 async def begin(
-    service: Service, num_prompts: int, submit: Callable[[], Awaitable[Stream]]
+    service: Service,
+    num_prompts: int,
+    submit: Callable[[], Awaitable[Stream]],
+    response_id: str,
+    origin: Origin,
+    *,
+    only_new: bool = False,
 ) -> Generation:
     """Take a place in the queue, then prepare and submit; nothing is left taken if that fails."""
     deadline_s = asyncio.get_running_loop().time() + service.limits.request_timeout_s
@@ -106,4 +156,6 @@ async def begin(
     except BaseException:
         service.room.give_back(num_prompts)
         raise
-    return Generation(service, stream, num_prompts, deadline_s)
+    return Generation(
+        service, stream, num_prompts, deadline_s, response_id, origin, only_new=only_new
+    )

@@ -20,6 +20,8 @@ class Limits:
         max_logprobs: tokens told beside each token, at most 20.
         max_request_tokens: sequences times max_tokens of one request; None: 64 times
             max_model_len.
+        max_keep_s: for which an answer can be kept to be forked.
+        max_kept: answers kept at a time; the oldest go before their time.
         stall_s: /health turns red when a step has run for so long.
         drain_s: for answers to end when the server is told to stop.
     """
@@ -32,6 +34,8 @@ class Limits:
     max_answers: int = 128
     max_logprobs: int = 20
     max_request_tokens: int | None = None
+    max_keep_s: float = 600.0
+    max_kept: int = 256
     stall_s: float = 120.0
     drain_s: float = 30.0
 
@@ -42,6 +46,7 @@ class Limits:
             ("max_queue", 0),
             ("max_answers", 1),
             ("max_logprobs", 0),
+            ("max_kept", 0),
         ):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
@@ -49,7 +54,7 @@ class Limits:
             raise ValueError(
                 f"max_request_tokens must be at least 1, got {self.max_request_tokens}"
             )
-        for name in ("body_timeout_s", "request_timeout_s", "stall_s"):
+        for name in ("body_timeout_s", "request_timeout_s", "max_keep_s", "stall_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if not self.drain_s >= 0:

@@ -72,7 +72,19 @@ class GenerationBody(Body):
         return self
 
 
-class PromptBody(GenerationBody):
+class KeptBody(GenerationBody):
+    """Of what can be kept for forks when it has ended."""
+
+    keep_seconds: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _check_kept(self) -> KeptBody:
+        if self.keep_seconds is not None and (self.use_beam_search or self.best_of is not None):
+            raise ValueError("keep_seconds does not go with best_of or use_beam_search")
+        return self
+
+
+class PromptBody(KeptBody):
     """Of a new prompt."""
 
     model: str | None = Field(default=None, max_length=512)
@@ -164,3 +176,15 @@ class DetokenizeBody(Body):
 
     model: str | None = Field(default=None, max_length=512)
     tokens: Annotated[list[Id], Field(max_length=2**18)]
+
+
+class ForkBody(KeptBody):
+    """POST /v1/fork: id is that of a response, choice the index in it. One that has ended and was
+    kept goes on with prompt or messages.
+    """
+
+    id: str = Field(min_length=1, max_length=128)
+    choice: int = Field(default=0, ge=0, le=MAX_PROMPTS)
+    prompt: str | None = None
+    messages: Messages | None = None
+    max_tokens: int | None = Field(default=None, ge=1, le=_MAX_INT)

@@ -27,11 +27,7 @@ def sampling_params(
 
     Raises Refusal: a value out of its range, or values that do not go together.
     """
-    given: dict[str, Any] = {
-        name: value for name in _SAME if (value := getattr(body, name)) is not None
-    }
-    if body.logit_bias is not None:
-        given["logit_bias"] = _bias(body.logit_bias)
+    given = given_options(body)
     answers = _answers(body, given)
     try:
         return SamplingParams(
@@ -47,6 +43,16 @@ def sampling_params(
         )
     except (ValueError, TypeError) as error:
         raise refused(error, *type(body).model_fields) from None
+
+
+def given_options(body: GenerationBody) -> dict[str, Any]:
+    """Options of SamplingParams that the body gives, under their names there."""
+    given: dict[str, Any] = {
+        name: value for name in _SAME if (value := getattr(body, name)) is not None
+    }
+    if body.logit_bias is not None:
+        given["logit_bias"] = _bias(body.logit_bias)
+    return given
 
 
 def _answers(body: GenerationBody, given: dict[str, Any]) -> dict[str, Any]:

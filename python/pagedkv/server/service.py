@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import Request
 
 from pagedkv.engine import AsyncEngine
+from pagedkv.server.conversations import Conversations, Origin
 from pagedkv.server.errors import Refusal
 from pagedkv.server.limits import Limits
 from pagedkv.server.room import Room
@@ -27,6 +30,7 @@ class Service:
     room: Room
     tokenising: Tokenising
     created: int
+    conversations: Conversations
     separates_tenants: bool = False
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
@@ -45,9 +49,35 @@ class Service:
         """
         if not self.separates_tenants:
             return salt
-        key = request.headers.get("authorization", "")
-        own = hashlib.blake2b(f"{len(key)} {key}{salt or ''}".encode(), key=self._secret)
+        own = hashlib.blake2b(f"{self.tenant(request)} {salt or ''}".encode(), key=self._secret)
         return own.hexdigest()
+
+    def tenant(self, request: Request) -> str:
+        """Whose a request is: that of its API key where these are kept apart."""
+        if not self.separates_tenants:
+            return ""
+        key = request.headers["authorization"].partition(" ")[2].strip()
+        return hashlib.blake2b(key.encode(), key=self._secret).hexdigest()
+
+    def origin(
+        self,
+        request: Request,
+        *,
+        salt: str | None,
+        keep_s: float | None = None,
+        messages: Sequence[dict[str, Any]] | None = None,
+    ) -> Origin:
+        """Of a response to this request. salt: of its blocks. Raises Refusal for a keep_s that is
+        too long.
+        """
+        if keep_s is not None and keep_s > self.limits.max_keep_s:
+            raise Refusal(
+                400,
+                f"keep_seconds is {keep_s:g}; at most {self.limits.max_keep_s:g} are allowed",
+                param="keep_seconds",
+            )
+        told = None if messages is None else tuple(messages)
+        return Origin(self.tenant(request), told, keep_s, salt)
 
 
 def service_of(request: Request) -> Service:
