@@ -23,6 +23,10 @@ from pagedkv.server.limits import Limits
 OPEN_PATHS = frozenset(["/health"])
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
+# Of the body of a request that is refused: so much beyond the limit is read, for so long.
+_DRAIN_BYTES = 2**16
+_DRAIN_S = 1.0
+
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9a-zA-Z._-]+)(:\d{1,5})?")
 
 
@@ -62,6 +66,7 @@ class Guard:
             headers = {"connection": "close"}
             if status == 401:
                 headers["www-authenticate"] = "Bearer"
+            await _drain(receive, self._limits.max_body_bytes + _DRAIN_BYTES)
             await error_response(status, error_body(status, message), headers)(scope, receive, send)
             return
         await self._limited(scope, receive, send)
@@ -123,11 +128,28 @@ class Guard:
                 raise _broken_off(408, "the body did not arrive in time") from None
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._limits.max_body_bytes:
+                await _drain(receive, _DRAIN_BYTES)
                 raise _broken_off(413, self._too_large)
             has_body = not message.get("more_body", False)
             return message
 
         await self._app(scope, bounded, send)
+
+
+async def _drain(receive: Receive, num_bytes: int) -> None:
+    """Let a body that is on its way arrive, as far as it is not large: a connection that is closed
+    before takes the answer with it.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + _DRAIN_S
+    while num_bytes > 0:
+        try:
+            message = await asyncio.wait_for(receive(), max(deadline_s - loop.time(), 0.001))
+        except asyncio.TimeoutError:
+            return
+        num_bytes -= len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return
 
 
 def _broken_off(status: int, message: str) -> HTTPException:
