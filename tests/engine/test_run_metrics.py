@@ -90,8 +90,8 @@ def test_preempted_requests_have_each_token_once(make: Any, pipelined: bool) -> 
     engine, metrics = make(
         num_gpu_blocks_override=8, block_size=4, watermark=0.0, async_scheduling=pipelined
     )
-    for name in "abc":
-        engine.add_request(name, "hello", params(12))
+    for name in ("hello", "world", "again"):
+        engine.add_request(name, name, params(12))
     run(engine)
     found, snapshot = sums(metrics), metrics.snapshot()
     assert snapshot.num_preemptions > 0
