@@ -6,6 +6,7 @@ requests of that step and the engine goes on.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -221,10 +222,8 @@ class Engine:
         Raises:
             ValueError, TypeError: what is wrong, in words; nothing was queued then.
         """
-        request = self.make_request(
-            request_id, prompt, params, cache_salt=cache_salt, priority=priority
-        )
-        self.add(request, stream=stream)
+        options: dict[str, Any] = {"cache_salt": cache_salt, "priority": priority}
+        self.add(self.make_request(request_id, prompt, params, **options), stream=stream)
 
     def add(self, request: Request, *, stream: bool = False) -> None:
         """Queue a request of make_request. stream: its text comes in pieces in step().deltas."""
@@ -297,9 +296,8 @@ class Engine:
         request, token_ids = forks[0]
         now_s = self._clock()
         self._observer.forked(request_id, names, token_ids.size, request.max_tokens, now_s)
-        for watcher in self._loop.watchers:
-            for one, _ in forks:
-                watcher.added(one, now_s)
+        for watcher, fork in itertools.product(self._loop.watchers, forks):
+            watcher.added(fork[0], now_s)
         return names
 
     def parent(self, request_id: str) -> tuple[Request, int] | None:
