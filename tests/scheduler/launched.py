@@ -19,7 +19,7 @@ class LaunchedSteps:
     def __init__(self, manager: BlockManager) -> None:
         self._manager = manager
         self._others: list[int] = []  # ids of steps in flight, oldest first
-        self._scheduled: int | None = None  # the scheduler's own step in flight
+        self._scheduled: int | None = None  # the scheduler's own newest step in flight
         self._ref_counts = manager.ref_counts().copy()
         self._held_back: dict[int, int] = {}  # block -> the last step launched when it was given up
         self.num_held_back = 0
@@ -55,7 +55,8 @@ class LaunchedSteps:
             self.end_oldest()
 
     def landed(self, step: ScheduledStep) -> None:
-        self._scheduled = None
+        if self._scheduled == step.step_id:  # another may have been launched since
+            self._scheduled = None
         self._forget(step.step_id)
 
     def end_some(self, rng: random.Random) -> None:

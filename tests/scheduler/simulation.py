@@ -256,7 +256,7 @@ class Simulation:
         for source, destination in step.copies:
             self.cache[destination] = self.cache[source]
         slots = np.repeat(step.slots, step.query_lens)
-        token_ids = self.scheduler.slots.token_ids[slots, self.positions[:num_tokens]]
+        token_ids = self.tokens_at(slots, self.positions[:num_tokens])
         places = self.slot_mapping[:num_tokens]
         assert np.unique(places).size == num_tokens, "two tokens share a slot"
         self.cache.reshape(-1)[places] = token_ids
@@ -266,6 +266,9 @@ class Simulation:
         self.candidates = self._candidates(step)
         samples = zip(step.sample_rows, step.sample_draws, strict=True)
         return np.array([self._sample(step, row, draw) for row, draw in samples], dtype=np.int64)
+
+    def tokens_at(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return self.scheduler.slots.token_ids[slots, positions]
 
     def update(
         self, step: ScheduledStep, token_ids: np.ndarray, failed: np.ndarray | None = None

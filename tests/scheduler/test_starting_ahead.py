@@ -97,6 +97,41 @@ def test_who_would_compute_what_the_running_step_computes_waits_for_it() -> None
     land(scheduler, after)
 
 
+def test_who_waits_for_a_prefix_alone_starts_when_it_is_there() -> None:
+    scheduler = made()
+    scheduler.add(make_request("a", prompt(20), 15))
+    first = scheduler.schedule()
+    scheduler.add(make_request("twin", prompt(20), 5))
+    ahead = scheduler.schedule_ahead()
+    assert names(scheduler, ahead) == ["a"]
+    land(scheduler, first)
+    after = scheduler.schedule_ahead()
+    assert names(scheduler, after) == ["a", "twin"]
+    land(scheduler, ahead)
+    land(scheduler, after)
+
+
+def test_who_waits_for_blocks_that_a_launched_step_holds_starts_when_they_are_back() -> None:
+    scheduler = made(num_blocks=9)
+    scheduler.add(make_request("long", prompt(4), 20))
+    scheduler.add(make_request("short", prompt(15, 1), 9, stops=(9,)))
+    first = scheduler.schedule()
+    scheduler.add(make_request("next", prompt(15, 2), 2))
+    second = scheduler.schedule_ahead()
+    assert names(scheduler, second) == ["long", "short"]
+    land(scheduler, first)
+    third = scheduler.schedule_ahead()
+    assert names(scheduler, third) == ["long", "short"]
+    assert land(scheduler, second, token=9) == ["short"]  # whose blocks the third still writes
+    fourth = scheduler.schedule_ahead()
+    assert names(scheduler, fourth) == ["long"]
+    land(scheduler, third)
+    fifth = scheduler.schedule_ahead()
+    assert names(scheduler, fifth) == ["long", "next"]
+    land(scheduler, fourth)
+    land(scheduler, fifth)
+
+
 def test_slots_and_tokens_that_the_running_step_may_free_are_not_counted_on() -> None:
     scheduler = made(max_num_seqs=2)
     for name in ("a", "b", "c"):
@@ -118,14 +153,17 @@ def test_nobody_starts_who_would_push_the_running_ones_out() -> None:
     ahead = scheduler.schedule_ahead()
     assert names(scheduler, ahead) == ["a"]
     land(scheduler, first)
-    # Looked at once: until something ends or arrives, nobody asks again.
-    assert not scheduler._ahead.may_start
     after = scheduler.schedule_ahead()
     assert names(scheduler, after) == ["a"]
+    # Looked at beside a decode: until something ends or arrives, nobody asks again.
+    assert not scheduler._ahead.may_start
+    land(scheduler, ahead)
+    later = scheduler.schedule_ahead()
+    assert names(scheduler, later) == ["a"]
     scheduler.finish("a", "abort")
     assert scheduler._ahead.may_start
-    land(scheduler, ahead)
     land(scheduler, after)
+    land(scheduler, later)
     assert names(scheduler, scheduler.schedule()) == ["b"]
 
 

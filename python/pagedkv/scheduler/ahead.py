@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.block_manager import BlockManager
 from pagedkv.config import SchedulerConfig
 from pagedkv.records import ScheduledStep
 from pagedkv.scheduler.forking import Forking
@@ -29,6 +30,7 @@ class Ahead:
 
     def __init__(
         self,
+        manager: BlockManager,
         running: RunningSet,
         queue: RankedQueue,
         forking: Forking,
@@ -36,6 +38,7 @@ class Ahead:
         window: Window,
         config: SchedulerConfig,
     ) -> None:
+        self._manager = manager
         self._running = running
         self._queue = queue
         self._forking = forking
@@ -51,12 +54,15 @@ class Ahead:
         return bool(self._queue) and not self._none_can_start
 
     def looked_at_queue(self, query_lens: NDArray[np.int64], *, has_changed: bool) -> None:
-        """A step of these rows was made, and what queues was looked at. has_changed: somebody
-        started or was preempted. While a prompt is computed, others may wait for its prefix.
+        """A step of these rows was made, and what queues was looked at; a step that runs beside it
+        counts with its rows. has_changed: somebody started or was preempted. While a prompt is
+        computed in one of the two, others may wait for its prefix; while blocks are on their way
+        back to the pool, for these.
         """
         is_fcfs = self._config.scheduling_policy == "fcfs"
         is_decode = int(query_lens.sum()) == query_lens.size
-        self._none_can_start = is_fcfs and is_decode and not has_changed
+        is_settled = not has_changed and self._manager.num_returning_blocks == 0
+        self._none_can_start = is_fcfs and is_decode and is_settled
 
     def queue_may_start(self) -> None:
         """Something has come or gone since."""

@@ -90,14 +90,8 @@ class Scheduler:
         self._beams = Beams(*shared)
         told = (self._forking, self._preemption, self._offloading, self.window, self.log)
         self._in_flight = InFlight(manager, self._running, *told)
-        self._ahead = Ahead(
-            self._running,
-            self._queue,
-            self._forking,
-            self._preemption,
-            self.window,
-            config,
-        )
+        looked_at = (manager, self._running, self._queue, self._forking, self._preemption)
+        self._ahead = Ahead(*looked_at, self.window, config)
         self._ending = Ending(*shared, self.log, self._beams, self.pins)
 
     # -- questions ---------------------------------------------------------------------
@@ -304,7 +298,8 @@ class Scheduler:
             rows, query_lens, copies = started.join(rows, query_lens, copies)
             if started.admitted:
                 rows, query_lens = singles_first(rows, query_lens)
-            self._ahead.looked_at_queue(query_lens, has_changed=bool(started.admitted))
+            lens = np.concatenate([query_lens, beside[1]])
+            self._ahead.looked_at_queue(lens, has_changed=bool(started.admitted))
         return self._in_flight.launch(rows, query_lens, copies, started, ())
 
     def update(
@@ -374,6 +369,7 @@ class Scheduler:
         """Some rows of a launched step were not computed: their requests end with the error before
         update(), which then publishes nothing of them.
         """
+        self._ahead.queue_may_start()
         alive = [row for row in rows if self.slots.seq_ids[step.slots[row]] == step.seq_ids[row]]
         return self._ending.end(
             [(self._running.entry_at(int(step.slots[row])), "error", error) for row in alive]
