@@ -1,4 +1,4 @@
-"""The product of a few rows with a weight matrix, at the speed at which memory yields the weights.
+"""The product of a few rows with a weight matrix, bound by the reading of the weights.
 
 Only a thin call of the registered operator lives here: checks and kernels are in `csrc/`.
 """
