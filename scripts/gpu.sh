@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds (unless the libraries are there), tests, sanitises and benchmarks the CUDA ops on a machine
+# Builds (what has changed), tests, sanitises and benchmarks the CUDA ops and the engine on a machine
 # with a GPU, and prints a short table last. Usage: scripts/gpu.sh [python] [folder for logs]
-# STEPS chooses: build test sanitize bench (all by default).
+# STEPS chooses: build test sanitize bench (all by default). Tables are in the logs; with SAVE=1 they
+# also replace those of the same day in benchmarks/results.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${1:-python3}
@@ -29,7 +30,7 @@ chosen() { [[ " $steps " == *" $1 "* ]]; }
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 if chosen build; then
-  PAGEDKV_BUILD=cpu,cuda step build "$python" setup.py build_ext --inplace --build-temp build/temp-gpu
+  PAGEDKV_BUILD=core,cpu,cuda step build "$python" setup.py build_ext --inplace --build-temp build/temp-gpu
 fi
 if chosen test; then
   step test "$python" -m pytest -q -x --no-header -p no:cacheprovider tests/cuda
@@ -49,10 +50,23 @@ if chosen sanitize; then
   done
 fi
 if chosen bench; then
-  for name in gpu_ops sampling cache_layout paged_attention mixed_steps; do
-    "$python" "benchmarks/bench_$name.py" --save >"$logs/bench_$name.log" 2>&1
-    summary+=("missed thresholds of bench_$name: $?")
-    grep '^|' "$logs/bench_$name.log" || tail -15 "$logs/bench_$name.log"
+  save=()
+  if [[ -n ${SAVE:-} ]]; then save=(--save); fi
+  for name in gpu_ops sampling cache_layout paged_attention mixed_steps loading throughput; do
+    options=()
+    if [[ $name == loading ]]; then options=(--memory /dev/shm --layers 12); fi
+    log="$logs/bench_$name.log"
+    "$python" "benchmarks/bench_$name.py" "${options[@]}" "${save[@]}" >"$log" 2>&1
+    missed=$?
+    # A table comes last; without one, the exit status tells of no thresholds.
+    if grep -q '^| name ' "$log"; then
+      summary+=("missed thresholds of bench_$name: $missed")
+      grep '^|.*| NO |$' "$log"
+    else
+      summary+=("FAILED  bench_$name, see $log")
+      failed=1
+      tail -15 "$log"
+    fi
   done
 fi
 printf '%s\n' "${summary[@]}"

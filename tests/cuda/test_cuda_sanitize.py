@@ -96,6 +96,31 @@ def choices(module, device, vocab: int, shift: int, edited: bool) -> list[Tensor
     return [call["token_ids"], kept if not edited else kept * 0]
 
 
+def scores(module, device, vocab: int, shift: int, num_top: int) -> list[Tensor]:
+    wide = torch.randn(5, vocab + 8, device=device).to(BF16)
+    logits = wide[:, shift : shift + vocab]
+    token_ids = torch.randint(vocab, (5,), device=device)
+    logprobs = torch.empty(5, dtype=torch.float64, device=device)
+    ranks = torch.empty(5, dtype=torch.int64, device=device)
+    top_ids = torch.empty(5, num_top, dtype=torch.int64, device=device)
+    tops = torch.empty(5, num_top, dtype=torch.float64, device=device)
+    module.score_tokens(logprobs, ranks, top_ids, tops, logits, token_ids)
+    return [logprobs, ranks, top_ids, tops]
+
+
+def normed(module, device, dim: int, rotary: int, neox: bool) -> list[Tensor]:
+    query, key, value = torch.randn(9, 8, dim, device=device).to(BF16).split([4, 2, 2], 1)
+    norms = torch.rand(2, dim, device=device).to(BF16)
+    pools = [torch.zeros(3, 2, 8, dim, device=device).to(BF16) for _ in range(2)]
+    slots = torch.randperm(24, device=device)[:9]
+    slots[3] = -1
+    table, positions = torch.rand(30, rotary, device=device), torch.arange(9, device=device)
+    module.fused_norm_rotary_reshape_and_cache(
+        positions, query, key, value, *norms, 1e-6, table, *pools, slots, neox
+    )
+    return [query, *pools]
+
+
 def products(module, device, tokens: int, size: int, columns: int) -> list[Tensor]:
     """Each epilogue, with a norm and a bias and without."""
     x = torch.randn(tokens, size, device=device).to(BF16)
@@ -128,6 +153,10 @@ SANITIZE: dict[str, Run] = {
     "choices_vectors": lambda m, d: choices(m, d, 16_000, 0, edited=False),
     "choices_elements": lambda m, d: choices(m, d, 4001, 1, edited=False),
     "choices_edited": lambda m, d: choices(m, d, 4008, 0, edited=True),
+    "scores_vectors": lambda m, d: scores(m, d, 16_000, 0, 20),
+    "scores_elements": lambda m, d: scores(m, d, 4001, 1, 512),
+    "normed_vectors": lambda m, d: normed(m, d, 128, 128, True),
+    "normed_elements": lambda m, d: normed(m, d, 46, 20, False),
     "products_one_row": lambda m, d: products(m, d, 1, 1024, 2144),
     "products_rows": lambda m, d: products(m, d, 7, 1000, 176),
     "products_long_rows": lambda m, d: products(m, d, 8, 8192, 48),
