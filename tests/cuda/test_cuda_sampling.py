@@ -95,6 +95,16 @@ def test_a_row_does_not_depend_on_its_neighbours(rows: int, device) -> None:
     assert torch.equal(some["cuts"], right[1])
 
 
+def test_an_inverse_temperature_beyond_any_weight_takes_the_largest(device) -> None:
+    options = [OPTIONS[1], (1.0, 3, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.5)]
+    call = made_call("normal", 5003, torch.float32, options=options)
+    call["inverse_temperatures"] = torch.tensor([3.2e38, 3.2e38, 3.2e38, 3.2e38])
+    best = call["logits"].argmax(1)
+    call = {name: one.to(device) for name, one in call.items()}
+    ops.sample_tokens(**call)
+    assert call["token_ids"].tolist() == best.tolist()
+
+
 @pytest.mark.parametrize("bad", [torch.nan, -torch.nan, torch.inf])
 @pytest.mark.parametrize("limited", [False, True])
 def test_rows_without_usable_logits_are_told_and_spoil_no_other(

@@ -82,6 +82,13 @@ def test_it_matches_the_oracle(size, dtype, epilogue, normed, device) -> None:
     assert torch.isnan(out.as_strided((out.shape[0], 4), out.stride(), out.shape[1] + 8)).all()
 
 
+def test_more_rows_than_a_grid_has_in_one_direction(device) -> None:
+    x = torch.randn(70_000, 3, device=device)
+    weight, out = torch.randn(2, 3, device=device), torch.full((70_000, 2), math.nan, device=device)
+    ops.streamed_linear(out, x, weight)
+    torch.testing.assert_close(out, x @ weight.T)
+
+
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("size", [size for size in STREAMED if size[0] > 1], ids=str)

@@ -5,6 +5,8 @@
 // product, then the lanes are summed. Instantiations: 3 types.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/device/launch.h"
 #include "cuda/device/numeric.cuh"
 #include "pagedkv/kernels/linear_params.h"
@@ -46,25 +48,28 @@ __global__ void __launch_bounds__(kPlainLinearWarps * 32)
   const bool gated = params.epilogue == LinearEpilogue::kSiluAndMul;
   const int64_t columns = gated ? params.out_features / 2 : params.out_features;
   if (column >= columns) return;
-  const int64_t token = blockIdx.y;
-  const T* row = static_cast<const T*>(params.input) + token * params.input_stride_token;
-  const float factor = params.norm_weight != nullptr ? norm_factor(params, row, lane) : 1.0f;
-  float y = linear_element(params, row, factor, column, lane);
-  T* out = static_cast<T*>(params.out) + token * params.out_stride_token + column;
-  if (gated) {
-    y = y / (1.0f + expf(-y)) * linear_element(params, row, factor, columns + column, lane);
-  } else if (params.epilogue == LinearEpilogue::kAdd) {
-    y += to_float(*out);
+  for (int64_t token = blockIdx.y; token < params.num_tokens; token += gridDim.y) {
+    const T* row = static_cast<const T*>(params.input) + token * params.input_stride_token;
+    const float factor = params.norm_weight != nullptr ? norm_factor(params, row, lane) : 1.0f;
+    float y = linear_element(params, row, factor, column, lane);
+    T* out = static_cast<T*>(params.out) + token * params.out_stride_token + column;
+    if (gated) {
+      y = y / (1.0f + expf(-y)) * linear_element(params, row, factor, columns + column, lane);
+    } else if (params.epilogue == LinearEpilogue::kAdd) {
+      y += to_float(*out);
+    }
+    if (lane == 0) *out = from_float<T>(y);
   }
-  if (lane == 0) *out = from_float<T>(y);
 }
+
+constexpr int64_t kMaxGridY = 65535;  // of any device
 
 template <class T>
 void launch_plain_linear(const StreamedLinearParams& params, cudaStream_t stream) {
   const bool gated = params.epilogue == LinearEpilogue::kSiluAndMul;
   const int64_t columns = gated ? params.out_features / 2 : params.out_features;
   const dim3 grid(grid_size(ceil_div(columns, kPlainLinearWarps)),
-                  static_cast<unsigned>(params.num_tokens));
+                  static_cast<unsigned>(std::min<int64_t>(params.num_tokens, kMaxGridY)));
   plain_linear_kernel<T><<<grid, kPlainLinearWarps * 32, 0, stream>>>(params);
   check_launch("streamed_linear");
 }

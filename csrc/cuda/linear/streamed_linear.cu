@@ -84,19 +84,26 @@ void launch_stream(const StreamedLinearParams& params, cudaStream_t stream) {
   setup.stages = static_cast<int>(std::min({(kSharedBytes - others) / Traits::kStageBytes,
                                             int64_t{Traits::kMaxStages}, setup.steps * passes}));
   const auto shared = static_cast<int>(others + int64_t{setup.stages} * Traits::kStageBytes);
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+  // The limit is the kernel's, not the launch's: what one thread needs, another must not lower.
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(kSharedBytes)),
              "streamed_linear: shared memory");
   launch_overlapped("streamed_linear", kernel, grid_size(blocks), Traits::kAllThreads, shared,
                     stream, params, setup);
 }
 
-// Whether this device runs code of the stream that was compiled for Hopper.
+// Whether this device runs code of the stream that was compiled for Hopper, and has its memory.
 template <class T>
 bool has_stream() {
   cudaFuncAttributes compiled{};
   check_cuda(cudaFuncGetAttributes(&compiled, streamed_linear_kernel<T>),
              "streamed_linear: attributes");
-  return compiled.ptxVersion >= 90;
+  int device = 0, most = 0;
+  check_cuda(cudaGetDevice(&device), "streamed_linear: device");
+  check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "streamed_linear: shared memory");
+  const int64_t needed = kSharedBytes + static_cast<int64_t>(compiled.sharedSizeBytes);
+  return compiled.ptxVersion >= 90 && most >= needed;
 }
 
 }  // namespace

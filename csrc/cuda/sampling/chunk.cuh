@@ -2,6 +2,8 @@
 // fp32, with the row's edits made. Keys: integers with the order of the logits.
 #pragma once
 
+#include <cfloat>
+
 #include "cuda/device/mma.cuh"
 #include "cuda/device/numeric.cuh"
 #include "pagedkv/kernels/sampling_params.h"
@@ -163,5 +165,10 @@ __device__ inline float weight_of(float x, float largest, float scale) {
 }
 
 constexpr float kLog2E = 1.44269504f;
+
+// Of weight_of. Finite, so that the largest logit, which is 0 from itself, always counts.
+__device__ inline float scale_of(float inverse_temperature) {
+  return fminf(inverse_temperature * kLog2E, FLT_MAX);
+}
 
 }  // namespace pagedkv::cuda

@@ -131,9 +131,14 @@ struct PickMemory {
 template <class Params>
 void launch_by_rows(const char* op, void (*kernel)(Params), const LogitRows& rows,
                     StreamHandle stream, const Params& params) {
-  const auto bytes =
-      static_cast<int>(sizeof(PickShared) + rows.num_chunks * (sizeof(Mass) + 2 * sizeof(int)));
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), op);
+  const auto bytes_of = [](int64_t num_chunks) {
+    return static_cast<int>(sizeof(PickShared) + num_chunks * (sizeof(Mass) + 2 * sizeof(int)));
+  };
+  const int bytes = bytes_of(rows.num_chunks);
+  // The limit is the kernel's, not the launch's: what one thread needs, another must not lower.
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  bytes_of(num_logit_chunks(kMaxVocabSize))),
+             op);
   launch_overlapped(op, kernel, grid_size(rows.num_rows), kPickThreads, bytes,
                     static_cast<cudaStream_t>(stream), params);
 }

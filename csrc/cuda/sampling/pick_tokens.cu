@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kPickThreads, 2)
   const PickRow<T> row{.logits = logits,
                        .num_chunks = found.num_chunks,
                        .spare = spare,
-                       .scale = options.inverse_temperature * kLog2E,
+                       .scale = scale_of(options.inverse_temperature),
                        .largest = largest,
                        .largest_key = largest_key >> spare,
                        .chunk_keys = found.chunk_keys,

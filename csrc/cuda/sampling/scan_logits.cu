@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
   const LogitRow<T> logits(rows, row);
   const int num_chunks = static_cast<int>(rows.num_chunks);
   float2* stats = static_cast<float2*>(rows.workspace) + row * num_chunks;
-  const float scale = (inverse_temperatures == nullptr ? 1.0f : inverse_temperatures[row]) * kLog2E;
+  const float scale = scale_of(inverse_temperatures == nullptr ? 1.0f : inverse_temperatures[row]);
   int chunk = static_cast<int>(blockIdx.y) * turns * kWarps + static_cast<int>(threadIdx.x) / 32;
   for (int turn = 0; turn < turns && chunk < num_chunks; ++turn, chunk += kWarps) {
     float x[kLaneLogits];

@@ -113,6 +113,8 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            # Weights and pool may still be on their way there.
+            self._stream.wait_stream(torch.cuda.current_stream(device))
             if not enforce_eager:
                 self._capture(max_num_seqs)
         self._swaps = Swaps(kv_cache, self._watch, self._stream)

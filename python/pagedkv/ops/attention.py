@@ -85,7 +85,7 @@ def paged_attention(
             and sequences whose first query does not see the whole prefix, as padding or those with
             a shorter window, are attended to alone; so is a group whose first sequence is one.
         workspace: uint8 [at least paged_attention_workspace_size(...)], any contents, or None, and
-            the op allocates.
+            the op allocates. Calls that may run at once, on two streams, must not share one.
 
     Returns:
         Nothing.

@@ -37,7 +37,8 @@ def streamed_linear(
             fp32, bf16 or fp16.
         input: [num_tokens, in_features], `out`'s dtype.
         weight: [out_features, in_features], `out`'s dtype; for "silu_and_mul" the rows of the gate,
-            then the others.
+            then the others. On a GPU it and norm_weight are read before what precedes the call on
+            its stream has ended: no op of pagedkv that may still run may write them.
         bias: [out_features], `out`'s dtype.
         norm_weight: [in_features], `out`'s dtype.
         epsilon: of the norm, at least 0.
