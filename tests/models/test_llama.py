@@ -14,6 +14,7 @@ from tiny_llama import reference_logits, saved, tiny_llama
 from transformers import LlamaForCausalLM
 
 from pagedkv.models import AttentionMetadata, CausalLM, load_model
+from pagedkv.models.metadata import LayerCache
 from pagedkv.weights import open_checkpoint
 
 HALF = [1.0 + 0.1 * i for i in range(5)]  # head_dim 10: five frequencies
@@ -134,7 +135,7 @@ def test_padding_writes_nothing_and_changes_nothing(tmp_path: Path) -> None:
     padded = model.forward(
         torch.tensor([*ids, 0, 0]),
         torch.tensor([*range(9), 0, 0]),
-        [(layer[0], layer[1]) for layer in run.cache],
+        [LayerCache(layer[0], layer[1]) for layer in run.cache],
         AttentionMetadata(
             block_tables=torch.tensor([blocks, [2**31 - 1] * 3], dtype=torch.int32),
             seq_lens=torch.tensor([9, 0], dtype=torch.int32),

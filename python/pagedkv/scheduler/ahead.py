@@ -61,8 +61,8 @@ class Ahead:
         """
         is_fcfs = self._config.scheduling_policy == "fcfs"
         is_decode = int(query_lens.sum()) == query_lens.size
-        is_settled = not has_changed and self._manager.num_returning_blocks == 0
-        self._none_can_start = is_fcfs and is_decode and is_settled
+        is_idle = is_fcfs and is_decode and not has_changed and bool(self._queue)
+        self._none_can_start = is_idle and self._manager.num_returning_blocks == 0
 
     def queue_may_start(self) -> None:
         """Something has come or gone since."""
