@@ -13,8 +13,7 @@ from paged_run import PagedRun, cosine
 from tiny_llama import reference_logits, saved, tiny_llama
 from transformers import LlamaForCausalLM
 
-from pagedkv.models import AttentionMetadata, CausalLM, load_model
-from pagedkv.models.metadata import LayerCache
+from pagedkv.models import AttentionMetadata, CausalLM, LayerCache, load_model
 from pagedkv.weights import open_checkpoint
 
 HALF = [1.0 + 0.1 * i for i in range(5)]  # head_dim 10: five frequencies
