@@ -120,16 +120,17 @@ class InputBuilder:
             )
         owners[:num_own] = np.repeat(step.slots, step.query_lens)
         ids[:num_own] = token_ids[owners[:num_own], places[:num_own]]
-        for array, nothing in ((ids, 0), (places, 0), (slots, -1), (owners, 0)):
-            array[num_own:] = nothing
-        lens[num_rows:] = 0
-        starts[num_rows:] = np.arange(num_own, num_own + most_rows - num_rows + 1)
         last, logit_rows = take(np.int64, most_samples)
-        last[:num_samples] = starts[step.sample_rows + 1] - 1
-        last[num_samples:] = 0
         targets, sample_slots = take(np.int64, most_samples)
+        if num_padded is not None or num_rows == 0:
+            for array, nothing in ((ids, 0), (places, 0), (slots, -1), (owners, 0)):
+                array[num_own:] = nothing
+            lens[num_rows:] = 0
+            starts[num_rows:] = np.arange(num_own, num_own + most_rows - num_rows + 1)
+            last[num_samples:] = 0
+            targets[num_samples:] = self._block_tables.shape[0]  # nobody's
+        last[:num_samples] = starts[step.sample_rows + 1] - 1
         targets[:num_samples] = step.slots[step.sample_rows]
-        targets[num_samples:] = self._block_tables.shape[0]  # nobody's
         sample_positions = lens[step.sample_rows].astype(np.int64)
         draws = self._draws(params, sample_positions, most_samples)
         prefix_groups = None
@@ -183,6 +184,8 @@ class InputBuilder:
 
     def _draws(self, params: SlotParams, positions: NDArray[np.int64], num_rows: int) -> RowTensors:
         """Rows beyond those of params are greedy, whatever their other options are."""
+        if not self._arrays.on_gpu and positions.size == num_rows:
+            return RowTensors.of(params, positions)  # they are where they are read
         columns: tuple[tuple[type, NDArray[np.generic], float], ...] = (
             (np.float32, params.inverse_temperatures, 0),
             (np.int64, params.top_k, 0),

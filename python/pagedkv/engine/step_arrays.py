@@ -50,10 +50,10 @@ class StepArrays:
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+        self.on_gpu = device.type == "cuda"
         self._device = device
         self._num_bytes = num_bytes
-        self._usual = self._pieces(num_bytes, 2 if self._on_gpu else 1)
+        self._usual = self._pieces(num_bytes, 2 if self.on_gpu else 1)
         self._turn = 0
         self._piece = self._usual[0]
         self._end = 0
@@ -61,9 +61,9 @@ class StepArrays:
     def _pieces(self, num_bytes: int, count: int) -> list[_Piece]:
         num_bytes = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         hosts = [
-            torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._on_gpu) for _ in range(count)
+            torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.on_gpu) for _ in range(count)
         ]
-        if not self._on_gpu:
+        if not self.on_gpu:
             return [_Piece.of(host, host) for host in hosts]
         # The copies run in the order of the stream, so one piece there is enough.
         there = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
@@ -91,6 +91,6 @@ class StepArrays:
         return array.reshape(shape), tensor.view(shape)
 
     def send(self) -> None:
-        if self._on_gpu:
+        if self.on_gpu:
             host, there = self._piece.host, self._piece.there
             there[: self._end].copy_(host[: self._end], non_blocking=True)

@@ -147,7 +147,7 @@ def _processed(logits: torch.Tensor, one: RuledRow) -> torch.Tensor:
                     f"it must return a tensor of floats of the shape {tuple(shape)} on {device}, "
                     f"got {logits!r:.200}"
                 )
-        except Exception:
+        except Exception:  # of a user's function, whatever it is: its own row fails
             logger.exception("a logits processor of request %r failed", request_id)
-            return torch.full(shape, torch.nan)
+            return torch.full(shape, torch.nan, device=device)
     return logits

@@ -11,13 +11,13 @@ from pagedkv.sampling_params import SamplingParams
 class SlotParams:
     """One row per slot; a row is written when its request is admitted.
 
-    temperature 0 is greedy, top_k 0, top_p 1 and min_p 0 keep everything: the values that
+    inverse_temperature 0 is greedy, top_k 0, top_p 1 and min_p 0 keep everything: the values that
     SamplingParams allows are brought to these here, so that the sampler has no second spelling to
     know.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
-        self.temperature = np.zeros(max_num_seqs, dtype=np.float64)
+        self.inverse_temperatures = np.zeros(max_num_seqs, dtype=np.float32)
         self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
         self.top_p = np.ones(max_num_seqs, dtype=np.float64)
         self.min_p = np.zeros(max_num_seqs, dtype=np.float64)
@@ -28,7 +28,7 @@ class SlotParams:
         self.num_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)  # -1: none is wanted
 
     def set(self, slot: int, params: SamplingParams, seed: int, num_candidates: int = 0) -> None:
-        self.temperature[slot] = 0.0 if params.is_greedy else params.temperature
+        self.inverse_temperatures[slot] = 0.0 if params.is_greedy else 1.0 / params.temperature
         # Any k from 2^31 on is larger than every vocabulary: all kept.
         self.top_k[slot] = params.top_k if 0 < params.top_k < 2**31 else 0
         self.top_p[slot] = params.top_p
@@ -40,8 +40,8 @@ class SlotParams:
 
     def rows(self, slots: NDArray[np.int64], draws: NDArray[np.int64] | None = None) -> SlotParams:
         """A copy of these slots' rows, in this order. draws: of each row; None: draw 0."""
-        picked = SlotParams(0)
-        picked.temperature = self.temperature[slots]
+        picked = SlotParams.__new__(SlotParams)  # every array is another's row
+        picked.inverse_temperatures = self.inverse_temperatures[slots]
         picked.top_k = self.top_k[slots]
         picked.top_p = self.top_p[slots]
         picked.min_p = self.min_p[slots]
@@ -51,10 +51,3 @@ class SlotParams:
         picked.wants_logprob = self.wants_logprob[slots]
         picked.num_logprobs = self.num_logprobs[slots]
         return picked
-
-    @property
-    def inverse_temperatures(self) -> NDArray[np.float32]:
-        """[rows], 0 where the choice is greedy."""
-        is_drawn = self.temperature > 0
-        inverse = np.divide(1.0, self.temperature, out=np.zeros(is_drawn.size), where=is_drawn)
-        return inverse.astype(np.float32)
