@@ -263,7 +263,7 @@ def test_an_error_of_the_servers_own_tells_nothing_of_it(
     def broken(*_: Any) -> None:
         raise LookupError("/secret/path")
 
-    monkeypatch.setattr("pagedkv.server.completions.check_size", broken)
+    monkeypatch.setattr("pagedkv.server.submitting.check_size", broken)
     response = served.post("/v1/completions", prompt="x")
     assert response.status_code == 500
     assert "secret" not in response.text

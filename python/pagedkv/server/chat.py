@@ -9,15 +9,16 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagedkv.engine import Stream, Submission
+from pagedkv.engine import Stream
 from pagedkv.records import CompletionOutput, OutputDelta, RequestOutput
-from pagedkv.server.errors import Refusal, refused
+from pagedkv.server.errors import Refusal
 from pagedkv.server.generation import begin
 from pagedkv.server.logprobs import chat_logprobs, prompt_logprobs
 from pagedkv.server.off_loop import OffLoopRoute
 from pagedkv.server.protocol import ChatBody
-from pagedkv.server.sampling import check_size, sampling_params
+from pagedkv.server.sampling import sampling_params
 from pagedkv.server.service import Service, service_of
+from pagedkv.server.submitting import submit
 from pagedkv.server.writing import Writer, respond
 
 router = APIRouter(route_class=OffLoopRoute)
@@ -64,20 +65,9 @@ async def _submit(service: Service, body: ChatBody, salt: str | None, response_i
     token_ids = await service.tokenising.encode_chat(
         [one.plain() for one in body.messages], add_generation_prompt=body.add_generation_prompt
     )
-    check_size(params, [len(token_ids)], service.limits, service.engine.max_model_len)
-    submission = Submission(
-        response_id,
-        token_ids,
-        params,
-        cache_salt=salt,
-        priority=body.priority,
-        user=body.user,
-        keeps_blocks=body.keep_seconds is not None,
+    return await submit(
+        service, body, [(token_ids, None)], params, response_id=response_id, cache_salt=salt
     )
-    try:
-        return await service.engine.submit([submission], stream=body.stream)
-    except (ValueError, TypeError) as error:
-        raise refused(error, *ChatBody.model_fields) from None
 
 
 class ChatWriter(Writer):

@@ -11,15 +11,16 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagedkv.engine import Stream, Submission
+from pagedkv.engine import Stream
 from pagedkv.records import CompletionOutput, OutputDelta, RequestOutput, TokenLogprobs
-from pagedkv.server.errors import Refusal, refused
+from pagedkv.server.errors import Refusal
 from pagedkv.server.generation import begin
 from pagedkv.server.logprobs import completion_logprobs, prompt_logprobs, token_text
 from pagedkv.server.off_loop import OffLoopRoute
 from pagedkv.server.protocol import CompletionBody
-from pagedkv.server.sampling import check_size, sampling_params
+from pagedkv.server.sampling import sampling_params
 from pagedkv.server.service import Service, service_of
+from pagedkv.server.submitting import submit
 from pagedkv.server.usage import usage
 from pagedkv.server.writing import Writer, respond
 
@@ -48,11 +49,11 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     salt = service.cache_salt(request, body.cache_salt)
     origin = service.origin(request, salt=salt, keep_s=body.keep_seconds)
 
-    async def submit() -> Stream:
+    async def queued() -> Stream:
         prompts.extend(await asyncio.gather(*(_encoded(service, body, one) for one in given)))
         return await _submit(service, body, salt, response_id, prompts)
 
-    generation = await begin(service, len(given), submit, response_id, origin)
+    generation = await begin(service, len(given), queued, response_id, origin)
     writer = CompletionWriter(service, response_id, generation.request_ids, body, prompts)
     return await respond(request, body, generation, writer)
 
@@ -85,28 +86,8 @@ async def _submit(
         logprobs=body.logprobs,
         prompt_logprobs=max((one for one in asked if one is not None), default=None),
     )
-    lens = [len(one.token_ids) for one in prompts]
-    check_size(params, lens, service.limits, service.engine.max_model_len)
-    names = [response_id]
-    if len(prompts) > 1:
-        names = [f"{response_id}.{i}" for i in range(len(prompts))]
-    submissions = [
-        Submission(
-            name,
-            prompt.token_ids,
-            params,
-            prompt_text=prompt.text,
-            cache_salt=salt,
-            priority=body.priority,
-            user=body.user,
-            keeps_blocks=body.keep_seconds is not None,
-        )
-        for name, prompt in zip(names, prompts, strict=True)
-    ]
-    try:
-        return await service.engine.submit(submissions, stream=body.stream)
-    except (ValueError, TypeError) as error:
-        raise refused(error, *CompletionBody.model_fields) from None
+    pairs = [(one.token_ids, one.text) for one in prompts]
+    return await submit(service, body, pairs, params, response_id=response_id, cache_salt=salt)
 
 
 def _listed(prompt: str | list[Any]) -> list[str | list[int]]:

@@ -15,7 +15,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagedkv.engine import Stream, Submission
+from pagedkv.engine import Stream
 from pagedkv.records import CompletionOutput
 from pagedkv.request import Request as EngineRequest
 from pagedkv.sampling_params import SamplingParams
@@ -28,6 +28,7 @@ from pagedkv.server.off_loop import OffLoopRoute
 from pagedkv.server.protocol import ForkBody
 from pagedkv.server.sampling import check_size, given_options, sampling_params
 from pagedkv.server.service import Service, service_of
+from pagedkv.server.submitting import submit
 from pagedkv.server.writing import Writer, respond
 
 router = APIRouter(route_class=OffLoopRoute)
@@ -92,14 +93,14 @@ async def _copy(service: Service, body: ForkBody, request: Request, running: Run
         check_size(new, lens, service.limits, service.engine.max_model_len)
         return params
 
-    async def submit() -> Stream:
+    async def queued() -> Stream:
         try:
             return await service.engine.fork(parent_id, n, params_of, stream=True)
         except (ValueError, TypeError) as error:
             raise refused(error, *ForkBody.model_fields) from None
 
     origin = dataclasses.replace(running.origin, keep_s=None)
-    generation = await begin(service, n, submit, response_id, origin, only_new=True)
+    generation = await begin(service, n, queued, response_id, origin, only_new=True)
     return await respond(
         request, body, generation, _writer(service, is_chat, response_id, generation, 1)
     )
@@ -145,27 +146,16 @@ async def _go_on(service: Service, body: ForkBody, request: Request, kept: Kept)
         body, max_tokens=default if body.max_tokens is None else body.max_tokens
     )
 
-    async def submit() -> Stream:
+    async def queued() -> Stream:
         if messages is not None:
             token_ids = await service.tokenising.encode_chat(messages, add_generation_prompt=True)
         else:
             token_ids = await _longer(service, kept, answer, body.prompt or "")
-        check_size(params, [len(token_ids)], service.limits, service.engine.max_model_len)
-        submission = Submission(
-            response_id,
-            token_ids,
-            params,
-            cache_salt=salt,
-            priority=body.priority,
-            user=body.user,
-            keeps_blocks=body.keep_seconds is not None,
+        return await submit(
+            service, body, [(token_ids, None)], params, response_id=response_id, cache_salt=salt
         )
-        try:
-            return await service.engine.submit([submission], stream=body.stream)
-        except (ValueError, TypeError) as error:
-            raise refused(error, *ForkBody.model_fields) from None
 
-    generation = await begin(service, 1, submit, response_id, origin)
+    generation = await begin(service, 1, queued, response_id, origin)
     writer = _writer(service, is_chat, response_id, generation, body.n or 1)
     return await respond(request, body, generation, writer)
 
