@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +253,10 @@ def test_limits_of_log_probabilities_and_tokens(tokenizer_folder: Path) -> None:
         ):
             response: httpx.Response = one.post("/v1/completions", prompt="x", **fields)
             assert response.status_code == status, fields
+
+
+def test_no_event_waits_for_the_acknowledgement_of_the_one_before(served: Served) -> None:
+    assert served.client.get("/health").status_code == 200
+    (connection, *_) = served.server.server_state.connections
+    own = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+    assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -31,7 +31,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(chat)
-app.command()(bench)
+app.add_typer(bench)
 app.command()(fetch)
 app.command()(draw)
 app.command()(replay)

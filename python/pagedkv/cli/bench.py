@@ -1,4 +1,6 @@
-"""`pagedkv bench`: tokens per second of requests that are all there at once."""
+"""`pagedkv bench`: tokens per second of requests that are all there at once. Beside it,
+`pagedkv bench serve` of bench_serve.py.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pagedkv.cli import options
+from pagedkv.cli.bench_serve import bench_serve
 
 if TYPE_CHECKING:
     from pagedkv.engine.benchmarking import GpuSplit, Throughput
@@ -17,7 +21,26 @@ if TYPE_CHECKING:
 _NUM_KERNELS = 16  # shown
 
 
-def bench(
+class _ThroughputUnlessNamed(TyperGroup):
+    """`pagedkv bench MODEL` is `pagedkv bench throughput MODEL`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] != "--help" and args[0] not in self.commands:
+            args = ["throughput", *args]
+        return super().parse_args(ctx, args)
+
+
+bench = typer.Typer(
+    name="bench",
+    cls=_ThroughputUnlessNamed,
+    help="Measure a model here (throughput, also without its name), or a server (serve).",
+    epilog="Example: pagedkv bench smollm2 --num-prompts 8; pagedkv bench serve --request-rate 4",
+    no_args_is_help=True,
+)
+bench.command("serve")(bench_serve)
+
+
+def throughput(
     model: options.Model,
     num_prompts: Annotated[int, typer.Option(help="Requests.", min=1)] = 16,
     input_len: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 128,
@@ -82,6 +105,9 @@ def bench(
         _print_split(measured)
     if watched is not None:
         _print_gpu(watched)
+
+
+bench.command("throughput")(throughput)
 
 
 def _as_dict(measured: Throughput, watched: GpuSplit | None) -> dict[str, Any]:
