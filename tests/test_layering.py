@@ -29,8 +29,9 @@ ALLOWED["engine"] = VALUES | {
     "ops", "text", "block_manager", "kv_cache", "weights", "scheduler", "models", "sampling",
 }  # fmt: skip
 ALLOWED["replay"] = VALUES | {"block_manager", "scheduler"}
+ALLOWED["plan"] = ALLOWED["engine"] - {"ops", "text", "weights", "sampling"}
 ALLOWED["server"] = VALUES | {"engine", "text"}
-ALLOWED["cli"] = ALLOWED["engine"] | {"engine", "inspect", "replay", "server"}
+ALLOWED["cli"] = ALLOWED["engine"] | {"engine", "inspect", "plan", "replay", "server"}
 ALLOWED["__main__"] = {"cli"}
 ALLOWED["_core"] |= {"_core_step"}  # a part of its stub
 ALLOWED["_core_step"] = {"_core"}

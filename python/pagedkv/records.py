@@ -75,6 +75,29 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of a GPU. weights: tables of positions included. step: what the largest step takes
+    beside them at its peak. libraries: CUDA's context, code of kernels, workspaces. pool: of
+    num_blocks. cpu_pool: pinned memory of the host, of num_cpu_blocks.
+    """
+
+    weights_bytes: int
+    step_bytes: int
+    graphs_bytes: int
+    libraries_bytes: int
+    num_blocks: int
+    pool_bytes: int
+    num_cpu_blocks: int
+    cpu_pool_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the GPU, once a step of the largest size has run."""
+        fixed = self.weights_bytes + self.step_bytes + self.graphs_bytes + self.libraries_bytes
+        return fixed + self.pool_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Admitted:
     """A request that got a slot in this step. num_cached_tokens: found in the prefix cache, or, if
     is_resumed, brought back from the CPU.

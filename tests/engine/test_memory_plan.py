@@ -15,8 +15,9 @@ from pagedkv.engine import memory_plan
 from pagedkv.engine.decode_graphs import sizes_for
 from pagedkv.engine.live_memory import LiveMemory
 from pagedkv.engine.loaded_model import describe
-from pagedkv.engine.memory_plan import MemoryPlan, log_prediction, predict
-from pagedkv.models import random_model
+from pagedkv.engine.memory_plan import log_prediction, predict
+from pagedkv.models import ModelConfig, random_model
+from pagedkv.records import MemoryPlan
 
 CONFIG: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -99,6 +100,15 @@ def test_the_pool_is_what_is_left_or_what_an_option_says() -> None:
     assert (swapped.cpu_pool_bytes, plan().cpu_pool_bytes) == (2**30 // block * block, 0)
     with pytest.raises(ValueError, match=r"gpu_memory_utilization is 0.004, which leaves 0 bytes"):
         plan(gpu_memory_utilization=0.004)
+
+
+def test_a_cpu_has_no_graphs_and_a_pool_by_options_alone() -> None:
+    config = EngineConfig.from_options("m", max_num_seqs=16)
+    read = ModelConfig.from_dict(CONFIG)
+    one = predict(config, read, torch.bfloat16, gpu_bytes=None)
+    assert (one.graphs_bytes, one.libraries_bytes) == (0, 0)
+    assert one.num_blocks == 16 * 512 // 16
+    assert (one.weights_bytes, one.step_bytes) == (plan().weights_bytes, plan().step_bytes)
 
 
 def test_graphs_are_counted_unless_there_are_none() -> None:

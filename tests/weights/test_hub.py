@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pagedkv.weights import open_checkpoint
+from pagedkv.weights import open_checkpoint, read_config
 from pagedkv.weights.hub import is_hub_id
 
 COMMIT = "0123456789abcdef"
@@ -172,3 +172,20 @@ def test_a_path_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_an_id_is_an_owner_and_a_name(name: str, is_id: bool) -> None:
     assert is_hub_id(name) is is_id
+
+
+def test_of_a_model_that_is_only_described_the_config_alone_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(tmp_path, {"config.json": b'{"x": 1}', "model.safetensors": b"not read"})
+    use(hub, monkeypatch)
+    assert read_config("owner/m") == {"x": 1}
+    assert hub.calls == [("owner/m", None, ["config.json"])]
+    (tmp_path / COMMIT / "model.safetensors").write_bytes(b"not read")
+    assert read_config(tmp_path / COMMIT) == read_config(tmp_path / COMMIT / "config.json")
+    with pytest.raises(ValueError, match="a path of that name does not exist"):
+        read_config(str(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match=r"is neither a .gguf nor a .json file"):
+        read_config(tmp_path / COMMIT / "model.safetensors")
+    with pytest.raises(TypeError, match="model must be a name or a path, got int 3"):
+        read_config(3)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from pagedkv.cli.chat import chat
 from pagedkv.cli.draw import draw
 from pagedkv.cli.fetch import fetch
 from pagedkv.cli.generate import generate
+from pagedkv.cli.plan import plan
 from pagedkv.cli.replay import explain, replay
 from pagedkv.cli.serve import serve
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(chat)
 app.add_typer(bench)
+app.command()(plan)
 app.command()(fetch)
 app.command()(draw)
 app.command()(replay)

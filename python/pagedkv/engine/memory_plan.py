@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -22,7 +21,8 @@ from pagedkv.engine.live_memory import LiveMemory
 from pagedkv.engine.loaded_model import LoadedModel, describe
 from pagedkv.engine.pool_size import kept_bytes
 from pagedkv.kv_cache import num_blocks_for, num_cpu_blocks_for
-from pagedkv.models import shape_model
+from pagedkv.models import ModelConfig, shape_model
+from pagedkv.records import MemoryPlan
 
 logger = logging.getLogger(__name__)
 
@@ -38,42 +38,21 @@ _GRAPH_BYTES = 650 * 2**10
 _GRAPH_POOL_FACTOR = 2
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes of a GPU. weights: tables of positions included. step: what the largest step takes
-    beside them at its peak. libraries: CUDA's context, code of kernels, workspaces. pool: of
-    num_blocks. cpu_pool: pinned memory of the host, of num_cpu_blocks.
-    """
-
-    weights_bytes: int
-    step_bytes: int
-    graphs_bytes: int
-    libraries_bytes: int
-    num_blocks: int
-    pool_bytes: int
-    num_cpu_blocks: int
-    cpu_pool_bytes: int
-
-    @property
-    def used_bytes(self) -> int:
-        """Of the GPU, once a step of the largest size has run."""
-        fixed = self.weights_bytes + self.step_bytes + self.graphs_bytes + self.libraries_bytes
-        return fixed + self.pool_bytes
-
-
 def predict(
     config: EngineConfig,
-    model_config: Mapping[str, object],
+    model_config: Mapping[str, object] | ModelConfig,
     dtype: torch.dtype,
     *,
-    gpu_bytes: int,
+    gpu_bytes: int | None,
     others_bytes: int = 0,
 ) -> MemoryPlan:
-    """What an engine on a GPU will take. Nothing is loaded, and no GPU need be there.
+    """What an engine will take. Nothing is loaded, and no GPU need be there.
 
     Args:
-        config: its options. model_config: a config.json. dtype: of weights and activations.
-        gpu_bytes: of the whole GPU. others_bytes: what others hold there all the time.
+        config: its options. model_config: a config.json, or what was read from it. dtype: of
+            weights and activations.
+        gpu_bytes: of the whole GPU. None: the engine runs on a CPU, where no graphs are and the
+            pool is sized by options alone. others_bytes: what others hold there all the time.
 
     Raises:
         ValueError: the model is not supported, or no block fits.
@@ -87,20 +66,24 @@ def predict(
     weights = resident.now
     loaded = describe(model, dtype, torch.device("meta"), max_model_len=config.max_model_len)
     step = _peak_bytes(loaded, config, config.scheduler.max_num_batched_tokens)
-    graphs = 0
-    if not config.enforce_eager:
-        num_seqs = config.scheduler.max_num_seqs
-        alive = _peak_bytes(loaded, config, num_seqs)
-        graphs = _GRAPH_POOL_FACTOR * alive + _GRAPH_BYTES * len(sizes_for(num_seqs))
+    graphs = libraries = 0
+    left: int | None = None
+    if gpu_bytes is not None:
+        libraries = _CONTEXT_BYTES + _RUNNING_BYTES + 2 * _WORKSPACE_BYTES
+        left = int(config.cache.gpu_memory_utilization * gpu_bytes) - others_bytes
+        left -= _CONTEXT_BYTES + weights + step + _WORKSPACE_BYTES
+        left = max(left - kept_bytes(config, loaded.sampled_vocab_size), 0)
+        if not config.enforce_eager:
+            num_seqs = config.scheduler.max_num_seqs
+            alive = _peak_bytes(loaded, config, num_seqs)
+            graphs = _GRAPH_POOL_FACTOR * alive + _GRAPH_BYTES * len(sizes_for(num_seqs))
     shape = loaded.cache_shape.stored_as(config.cache.kv_cache_dtype)
-    left = int(config.cache.gpu_memory_utilization * gpu_bytes) - others_bytes
-    left -= _CONTEXT_BYTES + weights + step + _WORKSPACE_BYTES
     num_blocks = num_blocks_for(
         config.cache,
         shape,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=loaded.max_model_len,
-        num_free_bytes=max(left - kept_bytes(config, loaded.sampled_vocab_size), 0),
+        num_free_bytes=left,
     )
     num_cpu_blocks = num_cpu_blocks_for(config.cache, shape)
     bytes_per_block = shape.bytes_per_token * config.cache.block_size
@@ -108,7 +91,7 @@ def predict(
         weights_bytes=weights,
         step_bytes=step,
         graphs_bytes=graphs,
-        libraries_bytes=_CONTEXT_BYTES + _RUNNING_BYTES + 2 * _WORKSPACE_BYTES,
+        libraries_bytes=libraries,
         num_blocks=num_blocks,
         pool_bytes=num_blocks * bytes_per_block,
         num_cpu_blocks=num_cpu_blocks,

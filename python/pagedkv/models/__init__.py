@@ -5,7 +5,7 @@ pagedkv.weights.
 """
 
 from pagedkv.models.config import ModelConfig
-from pagedkv.models.loading import load_model, random_model, shape_model
+from pagedkv.models.loading import count_weights, load_model, random_model, shape_model
 from pagedkv.models.metadata import AttentionMetadata, LayerCache
 from pagedkv.models.registry import FAMILIES, CausalLM
 
@@ -15,6 +15,7 @@ __all__ = [
     "CausalLM",
     "LayerCache",
     "ModelConfig",
+    "count_weights",
     "load_model",
     "random_model",
     "shape_model",

@@ -6,7 +6,7 @@ ConfigReader reads and checks single values; each architecture's file says which
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagedkv.models.rope import RopeConfig
 
@@ -87,6 +87,36 @@ class ModelConfig:
         """The largest max_model_len that load_model accepts."""
         scaled = 0 if self.rope is None else self.rope.scaled_context
         return max(self.max_position_embeddings, scaled)
+
+    def share(self, num_ranks: int) -> ModelConfig:
+        """What the first of so many tensor-parallel ranks computes, as a model of its own: of the
+        heads, the KV heads, the feed-forward's inner size and the vocabulary the part that its
+        weights have (models/parameters.py). Ranks beyond the number of KV heads share one.
+
+        Raises:
+            ValueError: one of them cannot be divided so.
+
+        Example: 32 heads, 8 KV heads and 14,336 inner among 4 ranks: 8, 2 and 3,584.
+        """
+        kv_heads = self.num_kv_heads
+        for name, number, divides in (
+            ("num_attention_heads", self.num_heads, self.num_heads % num_ranks == 0),
+            ("num_key_value_heads", kv_heads, not kv_heads % num_ranks or not num_ranks % kv_heads),
+            ("intermediate_size", self.intermediate_size, not self.intermediate_size % num_ranks),
+        ):
+            if not divides:
+                raise ValueError(
+                    f"config: {name} is {number}, which cannot be divided among {num_ranks} ranks"
+                )
+        num_heads = self.num_heads // num_ranks
+        return replace(
+            self,
+            num_heads=num_heads,
+            num_kv_heads=max(1, kv_heads // num_ranks),
+            intermediate_size=self.intermediate_size // num_ranks,
+            vocab_size=-(-self.vocab_size // num_ranks),
+            alibi_slopes=self.alibi_slopes[:num_heads],
+        )
 
     @staticmethod
     def from_dict(config: Mapping[str, object]) -> ModelConfig:

@@ -76,10 +76,10 @@ def _layer(config: ModelConfig, parameters: Parameters, index: int) -> PlainLaye
     def transposed(piece: str, rows: int, columns: int, split: Split, unit: int = 1) -> Piece:
         return Piece(f"{name}.{piece}", (rows, columns), split, unit, transposed=True)
 
-    dim = config.head_dim
-    one = transposed("attn.c_attn", size, size, Split.COLUMN, dim)
+    dim, heads = config.head_dim, config.num_heads * config.head_dim
+    one = transposed("attn.c_attn", heads, size, Split.COLUMN, dim)
     weights = AttentionWeights(
-        fused((one, one, one), one.name), transposed("attn.c_proj", size, size, Split.ROW, dim)
+        fused((one, one, one), one.name), transposed("attn.c_proj", size, heads, Split.ROW, dim)
     )
     return PlainLayer(
         LayerNorm(parameters, f"{name}.ln_1", size, config.norm_eps),

@@ -1,5 +1,5 @@
-"""load_model: from a configuration and a stream of tensors to a model, strictly; random_model and
-shape_model: from a configuration alone.
+"""load_model: from a configuration and a stream of tensors to a model, strictly; random_model,
+shape_model and count_weights: from a configuration alone.
 
 Every tensor of the checkpoint is used, known to be derived, or an error that names it; every
 parameter is filled, or an error names the tensors that it lacks.
@@ -8,14 +8,15 @@ parameter is filled, or an error names the tensors that it lacks.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
 
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.kv_scales import KVScaleReader
-from pagedkv.models.parameters import Parameter, Parameters
-from pagedkv.models.registry import CausalLM, family_of
+from pagedkv.models.parameters import Parameter, Parameters, Split
+from pagedkv.models.registry import CausalLM, family_of, family_of_architecture
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +73,14 @@ def random_model(
 
 @torch.inference_mode()
 def shape_model(
-    config: Mapping[str, object], *, dtype: torch.dtype, max_model_len: int | None = None
+    config: Mapping[str, object] | ModelConfig,
+    *,
+    dtype: torch.dtype,
+    max_model_len: int | None = None,
 ) -> CausalLM:
     """The model that config describes on the meta device: it computes shapes, takes no memory, and
-    shows what one with weights would take. Arguments and errors: as load_model.
+    shows what one with weights would take. Arguments and errors: as load_model; config may have
+    been read already.
     """
     model, parameters = _build(config, dtype, torch.device("meta"), max_model_len)
     parameters.leave_empty()
@@ -83,15 +88,33 @@ def shape_model(
     return model
 
 
+def count_weights(config: ModelConfig) -> int:
+    """Numbers in the layers' matrices, each of which a token is multiplied with once; without the
+    embedding and the head, which have vocab_size * hidden_size, and without norms and biases.
+
+    Example: a Llama layer with 32 heads of 128, 8 KV heads, 4,096 and 14,336: 218 million.
+    """
+    _, parameters = _build(config, torch.bfloat16, torch.device("meta"), 1)
+    apart = (Split.WHOLE, Split.VOCABULARY)
+    return sum(
+        math.prod(piece.shape)
+        for piece in parameters.pieces
+        if piece.split not in apart and len(piece.shape) == 2
+    )
+
+
 def _build(
-    config: Mapping[str, object],
+    config: Mapping[str, object] | ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
     max_model_len: int | None,
 ) -> tuple[CausalLM, Parameters]:
     """The model, and its parameters to be filled."""
-    family = family_of(config)
-    shape = family.read_config(config)
+    if isinstance(config, ModelConfig):
+        shape, family = config, family_of_architecture(config.architecture)
+    else:
+        family = family_of(config)
+        shape = family.read_config(config)
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype}; supported are {', '.join(map(str, DTYPES))}")
     parameters = Parameters(dtype=dtype, device=device, rank=0, num_ranks=1)

@@ -96,8 +96,9 @@ def _norm(config: ModelConfig, parameters: Parameters, name: str) -> LayerNorm:
 
 def _layer(config: ModelConfig, parameters: Parameters, index: int) -> PlainLayer:
     name, size, inner = f"transformer.blocks.{index}", config.hidden_size, config.intermediate_size
-    one = Piece(f"{name}.attn.Wqkv", (size, size), Split.COLUMN, config.head_dim)
-    output = Piece(f"{name}.attn.out_proj", (size, size), Split.ROW, config.head_dim)
+    heads = config.num_heads * config.head_dim
+    one = Piece(f"{name}.attn.Wqkv", (heads, size), Split.COLUMN, config.head_dim)
+    output = Piece(f"{name}.attn.out_proj", (size, heads), Split.ROW, config.head_dim)
     weights = AttentionWeights(fused((one, one, one), one.name), output)
     return PlainLayer(
         _norm(config, parameters, f"{name}.norm_1"),

@@ -218,6 +218,11 @@ class Parameters:
         return self._by_name.get(name)
 
     @property
+    def pieces(self) -> list[Piece]:
+        """Of all parameters."""
+        return [piece for one in dict.fromkeys(self._by_name.values()) for piece in one.pieces]
+
+    @property
     def missing(self) -> list[str]:
         """Names of all checkpoint tensors that have not arrived."""
         return sorted(name for name, one in self._by_name.items() if name in one.missing)

@@ -85,6 +85,11 @@ def family_of(config: Mapping[str, object]) -> Family:
     raise ValueError(f"config: the {named} is not supported; supported are {supported}")
 
 
+def family_of_architecture(architecture: str) -> Family:
+    """The family of ModelConfig.architecture."""
+    return next(family for family in FAMILIES if family.architecture == architecture)
+
+
 def _check_quantization(quantization: object) -> None:
     """Weights must be plain. What is said of the cache alone is no hindrance: its scales are
     tensors of the checkpoint, and used or left by the option kv_cache_dtype.

@@ -40,6 +40,13 @@ def fetch_from_hub(model: str) -> Path:
     return _snapshot(model, folder.name, (*_DESCRIPTIONS, *shards))
 
 
+def fetch_config_from_hub(model: str) -> Path:
+    """Have the model's config.json on this machine and nothing else; returns its directory. Errors:
+    as fetch_from_hub.
+    """
+    return _snapshot(model, None, ("config.json",))
+
+
 def _snapshot(model: str, revision: str | None, files: tuple[str, ...]) -> Path:
     # Imported here: it takes long, and only those who fetch need it.
     from huggingface_hub import snapshot_download
