@@ -7,7 +7,7 @@ SOURCES := $(shell find csrc include -type f) scripts/build_extensions.py setup.
 PROMPT ?= What is the capital of France?
 SECOND ?= What is the capital of Germany?
 
-.PHONY: demo test lint bench fuzz clean
+.PHONY: demo test lint bench claims fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/pagedkv generate smollm2 --chat --max-tokens 48 --temperature 0 --draw -p "$(PROMPT)" -p "$(SECOND)"
@@ -20,6 +20,9 @@ lint: $(STAMP)
 
 bench: $(STAMP) $(VENV)/.model
 	scripts/bench.sh $(BIN)
+
+claims: $(STAMP) $(VENV)/.model
+	PYTHONPATH=benchmarks $(BIN)/python -m claims --save
 
 fuzz: $(STAMP)
 	PAGEDKV_FUZZ_CASES=2000 $(BIN)/python -m pytest tests/server/test_fuzz.py

@@ -28,7 +28,7 @@ class Row:
     Args:
         name: what was run.
         shape: sizes, in words.
-        us: median time in microseconds.
+        us: median time in microseconds; 0 where nothing is timed.
         rate: work over time, with its unit ("12.3 GB/s", "450 tok/s"); empty if there is none.
         ceiling_percent: part of the measured ceiling; None if there is none.
         baseline: what the baseline took over what this took (above 1: faster than the baseline).
@@ -120,8 +120,9 @@ def table(rows: Sequence[Row]) -> str:
         ceiling = "" if row.ceiling_percent is None else f"{row.ceiling_percent:.0f}"
         baseline = "" if row.baseline is None else f"{row.baseline:.2f}"
         holds = ("yes" if row.holds else "NO") if row.limit else ""
+        us = f"{row.us:.4g}" if row.us else ""
         lines.append(
-            f"| {row.name} | {row.shape} | {row.us:.4g} | {row.rate} | {ceiling} | {baseline} "
+            f"| {row.name} | {row.shape} | {us} | {row.rate} | {ceiling} | {baseline} "
             f"| {row.limit} | {holds} |"
         )
     return "\n".join(lines)

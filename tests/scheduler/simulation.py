@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from launched import LaunchedSteps
@@ -140,9 +140,11 @@ class Simulation:
     num_preempted: int = 0
     has_waited: bool = False  # the last schedule() gave no step
     num_swapped_in_units: int = 0
+    scheduler_type: ClassVar[type[Scheduler]] = Scheduler
+    tables_type: ClassVar[Any] = StepTables
 
-    def __post_init__(self) -> None:
-        self.manager = BlockManager(
+    def make_manager(self) -> BlockManager:
+        return BlockManager(
             self.num_blocks,
             self.block_size,
             num_cpu_blocks=self.num_cpu_blocks,
@@ -152,6 +154,9 @@ class Simulation:
             shuffle_seed=self.shuffle_seed,
             enable_kv_offloading=self.enable_kv_offloading,
         )
+
+    def __post_init__(self) -> None:
+        self.manager = self.make_manager()
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -161,7 +166,7 @@ class Simulation:
             reserve_after_preemptions=self.reserve_after_preemptions,
             preemption_mode=self.preemption_mode,
         )
-        self.scheduler = Scheduler(
+        self.scheduler = self.scheduler_type(
             self.manager,
             config,
             max_model_len=self.max_model_len,
@@ -170,7 +175,7 @@ class Simulation:
         )
         self.launched = LaunchedSteps(self.manager)
         max_num_blocks = -(-self.max_model_len // self.block_size)
-        self.tables = StepTables(self.manager, self.max_num_seqs, max_num_blocks)
+        self.tables = self.tables_type(self.manager, self.max_num_seqs, max_num_blocks)
         # Poison: an entry that no table owns points outside the cache.
         self.block_tables = np.full((self.max_num_seqs, max_num_blocks), 10**6, dtype=np.int32)
         self.cache = np.full((self.num_blocks, self.block_size), NOTHING, dtype=np.int64)

@@ -26,7 +26,11 @@ NUM_SEEDS = 5000
 AGAIN = "python tests/scheduler/test_simulation.py"
 
 
-def random_simulation(rng: random.Random, window_rng: random.Random | None = None) -> Simulation:
+def random_simulation(
+    rng: random.Random,
+    window_rng: random.Random | None = None,
+    kind: type[Simulation] = Simulation,
+) -> Simulation:
     """window_rng: makes it one of a model with a sliding window."""
     block_size = rng.choice([1, 2, 4, 8])
     max_num_seqs = rng.randint(1, 12)
@@ -38,7 +42,7 @@ def random_simulation(rng: random.Random, window_rng: random.Random | None = Non
         window = window_rng.choice([1, window_rng.randint(2, 8), window_rng.randint(2, 24)])
         size = window_rng.uniform(0.2, 1.6)
     num_blocks = max(1, int(max_model_len / block_size * size))
-    return Simulation(
+    return kind(
         num_blocks=num_blocks,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
@@ -77,9 +81,11 @@ def random_prompt(rng: random.Random, prefixes: list[list[int]], max_len: int) -
     return prompt[: rng.randint(1, max_len)]
 
 
-def simulate(seed: int) -> Simulation:
+def simulate(seed: int, kind: type[Simulation] = Simulation) -> Simulation:
+    """kind: of the manager and the scheduler that are driven."""
     rng = random.Random(seed)
-    simulation = random_simulation(rng, random.Random(f"window {seed}") if seed % 2 else None)
+    window_rng = random.Random(f"window {seed}") if seed % 2 else None
+    simulation = random_simulation(rng, window_rng, kind)
     simulation = with_offloading(simulation, random.Random(f"offloading {seed}"))
     prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 24))] for _ in range(2)]
     num_left, number = rng.randint(1, 14), 0

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.block_manager import BlockManager
 from pagedkv.config import CacheConfig, SchedulerConfig
 from pagedkv.records import FinishedRequest, RunFacts, ScheduledStep
 from pagedkv.replay import lines
@@ -19,7 +20,9 @@ from pagedkv.replay.recording import Abort, Arrival, CacheReset, Event, Fork, St
 from pagedkv.replay.sources import Source
 from pagedkv.replay.work import work_of
 from pagedkv.request import Request, fork_name
-from pagedkv.scheduler import build_scheduler
+from pagedkv.scheduler import Scheduler, build_scheduler
+
+Build = Callable[[CacheConfig, SchedulerConfig, RunFacts], tuple[BlockManager, Scheduler]]
 
 
 class Drive:
@@ -28,11 +31,18 @@ class Drive:
     """
 
     def __init__(
-        self, source: Source, cache: CacheConfig, scheduler: SchedulerConfig, facts: RunFacts
+        self,
+        source: Source,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        facts: RunFacts,
+        *,
+        build: Build = build_scheduler,
     ) -> None:
+        """build: makes the manager and the scheduler, for runs of others than the engine's."""
         self._source = source
         self._window = facts.window
-        self._manager, self._scheduler = build_scheduler(cache, scheduler, facts)
+        self._manager, self._scheduler = build(cache, scheduler, facts)
         self._scheduler.log.listener = self._note
         self._notes: list[dict[str, Any]] = []
         self._outside: list[FinishedRequest] = []  # ended between steps
