@@ -1,4 +1,4 @@
-"""`pagedkv plan` on the card that it is about: the blocks and the memory that it plans from a
+"""A plan on the card that it is about: the blocks and the memory that it plans from a
 config.json alone are what the engine then takes, within 1 %."""
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from pagedkv.plan import GPUS
+from pagedkv.config import EngineConfig
+from pagedkv.engine.memory_plan import predict
+from pagedkv.models import ModelConfig
+from pagedkv.plan import GPUS, find_gpu, make_plan
+from pagedkv.weights import read_config
 
 SHAPE: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -26,7 +31,7 @@ SHAPE: dict[str, object] = {
     "torch_dtype": "bfloat16",
 }
 
-# Each in a process of its own, since what others have left on the card counts too.
+# In a process of its own, since what other tests have left on the card counts too.
 ENGINE = """
 import json, sys
 import torch
@@ -51,15 +56,6 @@ print(json.dumps({
 """
 
 
-def run(*command: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -68,16 +64,22 @@ def run(*command: str) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_what_is_planned_is_taken(tmp_path: Path, device: Any, options: dict[str, Any]) -> None:
+def test_what_is_planned_is_taken(tmp_path: Path, options: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
-    taken = run("-c", ENGINE, str(tmp_path), json.dumps(options))
-    flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    flags = [part.replace("_", "-") if part.startswith("--") else part for part in flags]
-    memory = ("--memory", str(taken["total_bytes"] / 2**30))
-    plan = run("-m", "pagedkv", "plan", str(tmp_path), *memory, "--json", *flags)["fit"]["memory"]
+    command = [sys.executable, "-c", ENGINE, str(tmp_path), json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    taken = json.loads(done.stdout.splitlines()[-1])
+    plan = make_plan(
+        EngineConfig.from_options(str(tmp_path), **options),
+        ModelConfig.from_dict(read_config(tmp_path)),
+        torch.bfloat16,
+        find_gpu(None, memory_bytes=taken["total_bytes"]),
+        predict,
+    ).fit.memory
     print(taken, plan)
-    assert abs(taken["num_blocks"] / plan["num_blocks"] - 1) < 0.01
-    assert abs(taken["used_bytes"] / plan["used_bytes"] - 1) < 0.01
+    assert abs(taken["num_blocks"] / plan.num_blocks - 1) < 0.01
+    assert abs(taken["used_bytes"] / plan.used_bytes - 1) < 0.01
     known = GPUS.get(taken["name"].removeprefix("NVIDIA ").lower())
     if known is not None and known.memory_bytes is not None:
         assert abs(taken["total_bytes"] / known.memory_bytes - 1) < 0.01

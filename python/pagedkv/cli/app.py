@@ -21,6 +21,7 @@ from pagedkv.cli.generate import generate
 from pagedkv.cli.plan import plan
 from pagedkv.cli.replay import explain, replay
 from pagedkv.cli.serve import serve
+from pagedkv.cli.top import top
 
 app = typer.Typer(
     name="pagedkv",
@@ -39,6 +40,7 @@ app.command()(draw)
 app.command()(replay)
 app.command()(explain)
 app.command()(serve)
+app.command()(top)
 
 
 def _print_version(wanted: bool) -> None:
