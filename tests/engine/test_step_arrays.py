@@ -91,3 +91,23 @@ def test_decodes_that_share_a_prefix_are_told_with_empty_entries_behind_them() -
     plain = InputBuilder(manager, config, max_model_len=32)
     inputs = plain
     assert groups([1, 2], [1, 1]) is None
+
+
+def test_written_blocks_are_those_of_the_slots_and_asking_changes_nothing() -> None:
+    manager = BlockManager(40, 4)
+    config = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=16)
+    inputs = InputBuilder(manager, config, max_model_len=32)
+    for seq_id, prompt_len in ((0, 9), (1, 4), (2, 3)):
+        manager.allocate(seq_id, list(range(prompt_len)))
+    manager.append_batch([1, 2], [1, 1])
+    rows, lens = np.array([0, 1, 2]), np.array([6, 1, 1])
+    step = dataclasses.replace(
+        empty_step(), slots=rows, seq_ids=rows, query_lens=lens, num_tokens=8
+    )
+    found = inputs.written_blocks(step).tolist()
+    tables = [manager.block_table(seq_id).tolist() for seq_id in range(3)]
+    assert sorted(found) == sorted([*tables[0], tables[1][1], tables[2][0]])
+    built = inputs.build(step, np.zeros((6, 32), dtype=np.int32), SlotParams(6).rows(rows[:0]))
+    assert np.unique(built.attn_metadata.slot_mapping // 4).tolist() == found
+    assert built.attn_metadata.block_tables[:, 0].tolist() == [table[0] for table in tables]
+    assert inputs.written_blocks(empty_step()).size == 0

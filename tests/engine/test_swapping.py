@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_model import make_engine
@@ -13,6 +14,7 @@ from harness import answer, run
 from pagedkv.config import CacheConfig
 from pagedkv.engine import Engine
 from pagedkv.engine.rate_meter import RateMeter
+from pagedkv.engine.swaps import split
 from pagedkv.kv_cache import CacheShape, KVCache, num_cpu_blocks_for
 from pagedkv.sampling_params import SamplingParams
 from pagedkv.scheduler import Rates
@@ -132,3 +134,14 @@ def test_explain_gives_records_and_plain_words(tokenizer_folder: Path) -> None:
     assert [answer.request_id for answer in engine.explain("two")] == ["two-0", "two-1"]
     with pytest.raises(KeyError, match="'nobody' is not known"):
         engine.explain("nobody")
+
+
+def test_what_moves_out_of_touched_blocks_is_told_apart_unless_order_counts() -> None:
+    pairs = np.array([[4, 0], [7, 1], [2, 5]])
+    first, rest = split(pairs, np.array([2, 4, 9]))
+    assert (first.tolist(), rest.tolist()) == ([[4, 0], [2, 5]], [[7, 1]])
+    first, rest = split(pairs, np.empty(0, dtype=np.int64))
+    assert (len(first), rest.tolist()) == (0, pairs.tolist())
+    pairs[1, 1] = 0  # fills what the first pair fills
+    first, rest = split(pairs, np.array([2]))
+    assert (first.tolist(), len(rest)) == (pairs.tolist(), 0)

@@ -160,6 +160,23 @@ class InputBuilder:
             row_lens=lens[:num_rows].astype(np.int64),
         )
 
+    def written_blocks(self, step: ScheduledStep) -> NDArray[np.int64]:
+        """int64 [n], each once: the blocks of the pool that the step's tokens are written to."""
+        slots = np.empty(step.num_tokens, dtype=np.int64)
+        num_rows = step.slots.size
+        self._tables.write(
+            step.seq_ids,
+            step.query_lens,
+            step.slots,
+            block_tables=self._block_tables,
+            slot_mapping=slots,
+            positions=np.empty_like(slots),
+            seq_lens=np.empty(num_rows, dtype=np.int32),
+            query_start_loc=np.empty(num_rows + 1, dtype=np.int32),
+            only_changed=True,
+        )
+        return np.unique(slots // self._block_size)
+
     def _groups(
         self,
         grouper: PrefixGrouper,

@@ -65,14 +65,13 @@ class Sampled(NamedTuple):
 class Launched:
     """A step on its way. token_ids int64 [num_samples], -1 where a row has failed, in CPU memory
     once done has passed; logits and params of the rows that sample, where more than their tokens is
-    wanted; moving, prefilling: what the rates are measured on.
+    wanted; prefilling: what the rate of prompts is measured on.
     """
 
     token_ids: torch.Tensor
     logits: torch.Tensor | None
     params: SlotParams
     done: torch.cuda.Event | None
-    moving: tuple[int, Span] | None  # bytes
     prefilling: tuple[int, Span] | None  # tokens
     prompt_scores: Sequence[tuple[TokenScores, int]] = ()
     unfit: Sequence[int] = ()
@@ -160,11 +159,9 @@ class ModelRunner:
             self._num_prompt_logprobs[admitted.slot] = -1 if num_wanted is None else num_wanted
             self._prompt_lens[admitted.slot] = request.prompt_len
         with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            moving = self._move_blocks(step)
+            self._move_blocks(step)
             launched = self._try(step, token_ids, self._graphs)
-            if launched is None:
-                launched = self._in_parts(step, token_ids)
-        return dataclasses.replace(launched, moving=moving)
+            return self._in_parts(step, token_ids) if launched is None else launched
 
     def _try(
         self, step: ScheduledStep, token_ids: NDArray[np.int32], graphs: DecodeGraphs | None
@@ -204,7 +201,7 @@ class ModelRunner:
         logits = [(part, one.logits) for part, one in done if one.logits is not None]
         scores = join_scores([(part, one.prompt_scores) for part, one in done])
         kept = join_samples(step, logits) if logits else None
-        return Launched(tokens, kept, params, None, None, None, scores, unfit)
+        return Launched(tokens, kept, params, None, None, scores, unfit)
 
     def _compute(
         self, step: ScheduledStep, token_ids: NDArray[np.int32], graphs: DecodeGraphs | None
@@ -254,7 +251,7 @@ class ModelRunner:
             chosen = chosen.to("cpu", non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return Launched(chosen, logits, params, done, None, prefilling)
+        return Launched(chosen, logits, params, done, prefilling)
 
     def _decode(self, tensors: StepTensors, chooses: bool) -> torch.Tensor:
         """A step of decodes, from its inputs to its tokens, or to its logits where the choice needs
@@ -284,9 +281,8 @@ class ModelRunner:
         """Wait for a step and take what it chose. Steps are collected in the order of launching."""
         if launched.done is not None:
             launched.done.synchronize()
-        if launched.moving is not None:
-            num_bytes, span = launched.moving
-            self.meter.swapped(num_bytes, span.seconds())
+        for num_bytes, seconds in self._swaps.ended():
+            self.meter.swapped(num_bytes, seconds)
         if launched.prefilling is not None:
             num_tokens, span = launched.prefilling
             self.meter.prefilled(num_tokens, span.seconds())
@@ -372,12 +368,11 @@ class ModelRunner:
             edits = edit_tensors(ruled, logits.shape[0], logits.device)
         return self._keep(choose(logits, tensors.draws, edits), tensors)
 
-    def _move_blocks(self, step: ScheduledStep) -> tuple[int, Span] | None:
-        """Run the step's pairs; how many bytes were swapped, and when."""
-        moving = self._swaps.run(step)
+    def _move_blocks(self, step: ScheduledStep) -> None:
+        """Run the step's pairs."""
+        self._swaps.run(step, lambda: self._inputs.written_blocks(step))
         if step.copies.size:  # may read what has come in
             self._kv_cache.copy_blocks(torch.from_numpy(step.copies))
-        return moving
 
 
 def _is_decode(step: ScheduledStep) -> bool:

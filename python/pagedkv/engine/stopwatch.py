@@ -31,8 +31,12 @@ class Span(NamedTuple):
     begin: Mark
     end: Mark
 
+    def has_ended(self) -> bool:
+        """Whether the device has passed the end."""
+        return isinstance(self.end, float) or bool(self.end.query())  # type: ignore[no-untyped-call]
+
     def seconds(self) -> float:
-        """REQUIRES that the device has passed the end."""
+        """REQUIRES has_ended()."""
         if isinstance(self.begin, float) and isinstance(self.end, float):
             return self.end - self.begin
         assert isinstance(self.begin, torch.cuda.Event)
