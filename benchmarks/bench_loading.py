@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -27,6 +28,7 @@ from pagedkv.config import EngineConfig
 from pagedkv.engine import Engine
 from pagedkv.engine.loaded_model import LoadedModel, describe
 from pagedkv.engine.loading_progress import shown
+from pagedkv.engine.memory_plan import log_prediction
 from pagedkv.models import load_model
 from pagedkv.weights import open_checkpoint
 
@@ -129,6 +131,8 @@ def link_rate() -> float:
 def loaded(folder: Path) -> LoadedModel:
     """As pagedkv.engine.loading has it, but for the tokenizer, which these weights have not."""
     checkpoint = open_checkpoint(folder)
+    config = EngineConfig.from_options(str(folder), **OPTIONS)
+    log_prediction(config, checkpoint.config, torch.bfloat16, torch.device("cuda", 0))
     tensors = shown(checkpoint.tensors("cuda"), len(checkpoint.tensor_names))
     model = load_model(
         checkpoint.config, tensors, dtype=torch.bfloat16, device="cuda", max_model_len=32768
@@ -148,14 +152,19 @@ def ready_seconds(make: Callable[[], object]) -> float:
 
 
 def measure(folder: Path, num_bytes: int, state: str, link: float, notes: list[str]) -> rows.Row:
-    """state: "disk", where nothing of the files is in memory yet, or "page cache"."""
+    """state: "disk", where nothing of the files is in memory yet, or "page cache": the median of
+    three runs.
+    """
     if state == "disk":
         forget(folder)
     read = read_rate(folder)
     if state == "disk":
         forget(folder)
-    seconds = ready_seconds(lambda: loaded(folder))
-    notes.append(f"{folder.parent}, {state}: reading alone {read / 1e9:.2f} GB/s")
+    num_runs = 1 if state == "disk" else 3
+    times = [ready_seconds(lambda: loaded(folder)) for _ in range(num_runs)]
+    seconds = statistics.median(times)
+    each = ", ".join(f"{one:.2f}" for one in times)
+    notes.append(f"{folder.parent}, {state}: reading alone {read / 1e9:.2f} GB/s; {each} s")
     ceiling, rate = min(read, link), num_bytes / seconds
     return rows.Row(
         name=f"{num_bytes / 1e9:.1f} GB",

@@ -3,11 +3,13 @@ requests that are stated here down to the seed, so that another engine can run t
 
 End-of-sequence tokens are ignored, temperature is 0.6, the prefix cache is emptied between runs.
 The median of the runs counts. Floor of a decode step: all weights and all K/V that it reads, once,
-at the card's read rate.
+at the card's read rate. --transformers: its `generate` beside it in the same process, in static
+batches of 32 requests.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import random
@@ -15,14 +17,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import rows
+import static_batching
 from pagedkv import LLM, SamplingParams
+from pagedkv.engine.benchmarking import watch_gpu
+from pagedkv.engine.gpu_timeline import record, split_of
 
 SHAPES: dict[str, dict[str, object]] = {
     "Llama-3.1-8B": {
@@ -158,13 +163,50 @@ def measure(llm: LLM, shape: str, name: str, num_runs: int, *, has_limit: bool =
     )
 
 
-def under_pressure(folder: str, num_runs: int, notes: list[str]) -> list[rows.Row]:
+def collect() -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+STATIC_BATCH = 32
+
+
+def beside_transformers(shape: str, folder: str) -> rows.Row:
+    """bs32 here, then as one static batch of transformers, whose steps take too long for more.
+    Both sides draw at temperature 0.6, each after a warm-up; one run.
+    """
+    prompts, lens = MIXES["bs32"].requests()
+    llm = LLM(folder, **OPTIONS)
+    run(llm, (prompts, [8] * len(lens)))
+    took = run(llm, (prompts, lens))
+    del llm
+    collect()
+    model = static_batching.transformers_model(SHAPES[shape], "cuda")
+    static_batching.generate_seconds(model, prompts, [4] * len(lens), STATIC_BATCH)
+    theirs = static_batching.generate_seconds(model, prompts, lens, STATIC_BATCH)
+    total = sum(lens)
+    made = rows.Row(
+        name=shape,
+        shape="bs32, beside transformers' generate",
+        us=took * 1e6,
+        rate=f"{total / took:.4g} tok/s out (transformers {total / theirs:.4g})",
+        baseline=theirs / took,
+    )
+    print(made, flush=True)
+    return made
+
+
+def under_pressure(
+    folder: str, modes: Sequence[str], num_runs: int, num_watched: int, notes: list[str]
+) -> list[rows.Row]:
     """mixed256 where victims have to give up their blocks: by what is cheaper, all swapped, all
-    computed again. No request is lost, or run() fails.
+    computed again. No request is lost, or run() fails. num_watched: steps from the first swap on
+    in which it is looked at what of the swaps lies beside kernels; 0: it is not.
     """
     prompts, lens = MIXES["mixed256"].requests()
     made = []
-    for mode in ("auto", "swap", "recompute"):
+    for mode in modes:
         swap_space = 0 if mode == "recompute" else 8
         options = {**OPTIONS, **PRESSURE, "preemption_mode": mode, "swap_space": swap_space}
         llm = LLM(folder, **options)
@@ -192,15 +234,26 @@ def under_pressure(folder: str, num_runs: int, notes: list[str]) -> list[rows.Ro
             f"{split.launch_s * each:.2f}, wait {split.wait_s * each:.2f}, update "
             f"{split.update_s * each:.2f}"
         )
+        if num_watched and swap_space:
+            watched = watch_gpu(llm.engine, prompts, num_watched, output_lens=lens)
+            for one in watched.swaps:
+                notes.append(
+                    f"{mode}, {num_watched} steps from the first swap on: swaps {one.way} "
+                    f"{one.busy_s * 1e3:.1f} ms in {one.num_copies} copies, "
+                    f"{100 * one.beside_s / one.busy_s:.0f} % of it beside kernels"
+                )
+            notes.append(
+                f"{mode}: GPU busy {watched.busy_s * 1e3:.0f} ms, gaps {watched.gap_s * 1e3:.0f}"
+            )
         del llm
-        gc.collect()
-        torch.cuda.empty_cache()
+        collect()
     return made
 
 
 def profile(llm: LLM, name: str, num_steps: int) -> str:
-    """The kernels of decode steps after the prompts of a mix, by their time on the GPU; how long
-    the GPU was busy, and how long the steps took in all.
+    """Where the time of decode steps after the prompts of a mix goes: parts of the CPU's work, how
+    long the GPU was busy and how long not, and its kernels. The whole is taken without a profiler,
+    and so is what the GPU is not busy of it.
     """
     prompts, _ = MIXES[name].requests()
     engine = llm.engine
@@ -209,61 +262,81 @@ def profile(llm: LLM, name: str, num_steps: int) -> str:
         engine.add_request(f"profiled {i}", prompt, params)
     while engine.num_waiting:
         engine.step()
-    for _ in range(8):
-        engine.step()
-    begin = time.perf_counter()
-    for _ in range(num_steps):
-        engine.step()
-    torch.cuda.synchronize()
-    took_us = (time.perf_counter() - begin) * 1e6 / num_steps
-    kinds = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=kinds, acc_events=True) as watched:
-        for _ in range(num_steps):
+
+    def steps(count: int) -> None:
+        for _ in range(count):
             engine.step()
         torch.cuda.synchronize()
+
+    steps(8)
+    before, begin = engine.step_split, time.perf_counter()
+    steps(num_steps)
+    took_us = (time.perf_counter() - begin) * 1e6 / num_steps
+    cpu, each = engine.step_split.since(before), 1e6 / num_steps
+    gpu = split_of(record(lambda: steps(num_steps)), num_steps)
     for i in range(len(prompts)):
         engine.abort(f"profiled {i}")
-    kernels = sorted(watched.key_averages(), key=lambda one: -one.self_device_time_total)
-    busy_us = sum(one.self_device_time_total for one in kernels) / num_steps
-    lines = [f"{name}: {took_us:.0f} us a step, the GPU busy {busy_us:.0f} us of them"]
-    for one in kernels[:24]:
-        each = one.self_device_time_total / num_steps
-        lines.append(f"{each:9.1f} us {one.count / num_steps:6.1f} x {one.key[:96]}")
+    busy_us = gpu.busy_s * each
+    lines = [
+        f"{name}: {took_us:.0f} us a step: the GPU busy {busy_us:.0f}, gaps {took_us - busy_us:.0f}"
+        f"; the CPU schedules {cpu.schedule_s * each:.0f}, launches {cpu.launch_s * each:.0f}, "
+        f"waits {cpu.wait_s * each:.0f}, keeps books {cpu.update_s * each:.0f}"
+    ]
+    for kernel, seconds, count in gpu.kernels[:24]:
+        lines.append(f"{seconds * each:9.1f} us {count / num_steps:6.1f} x {kernel[:96]}")
     return "\n".join(lines)
+
+
+def measure_all(
+    folder: str, shape: str, mixes: Sequence[str], options: argparse.Namespace, notes: list[str]
+) -> list[rows.Row]:
+    """The mixes one after the other in one engine, which notes says how it came to be."""
+    begin = time.perf_counter()
+    llm = LLM(folder, **{**OPTIONS, **options.options})
+    if options.options:
+        notes.append(f"options: {json.dumps(options.options)}")
+    notes.append(f"{shape}: {time.perf_counter() - begin:.1f} s from start to ready")
+    made = []
+    for name in mixes:
+        made.append(measure(llm, shape, name, options.runs, has_limit=not options.options))
+        print(made[-1], flush=True)
+        if options.profile:
+            notes.append(profile(llm, name, options.profile))
+    del llm
+    collect()
+    return made
 
 
 def main() -> int:
     arguments = rows.parser(__doc__.splitlines()[0])
     arguments.add_argument("--shape", choices=SHAPES, action="append")
-    arguments.add_argument("--mix", choices=MIXES, action="append")
+    arguments.add_argument("--mix", choices=[*MIXES, "none"], action="append")
     arguments.add_argument("--runs", type=int, default=3)
-    arguments.add_argument("--profile", type=int, default=0, help="decode steps to look into")
-    arguments.add_argument("--pressure", action="store_true", help="and Llama in 5,000 blocks")
+    arguments.add_argument("--profile", type=int, default=0, help="steps to look into")
+    arguments.add_argument(
+        "--pressure",
+        choices=["auto", "swap", "recompute"],
+        nargs="*",
+        help="and Llama in 5,000 blocks, with these ways to preempt or all",
+    )
+    arguments.add_argument("--transformers", action="store_true", help="and its generate beside")
     arguments.add_argument("--options", type=json.loads, default={}, help="of the engine, as JSON")
     options = arguments.parse_args()
     made: list[rows.Row] = []
     notes: list[str] = []
+    mixes = [name for name in options.mix or MIXES if name != "none"]
     for shape in options.shape or SHAPES:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
-            begin = time.perf_counter()
-            llm = LLM(folder, **{**OPTIONS, **options.options})
-            if options.options:
-                notes.append(f"options: {json.dumps(options.options)}")
-            notes.append(f"{shape}: {time.perf_counter() - begin:.1f} s from start to ready")
-        for name in options.mix or MIXES:
-            has_limit = not options.options
-            made.append(measure(llm, shape, name, options.runs, has_limit=has_limit))
-            print(made[-1], flush=True)
-            if options.profile:
-                notes.append(profile(llm, name, options.profile))
-        del llm
-        gc.collect()
-        torch.cuda.empty_cache()
-    if options.pressure:
+            if mixes:
+                made += measure_all(folder, shape, mixes, options, notes)
+            if options.transformers:
+                made.append(beside_transformers(shape, folder))
+    if options.pressure is not None:
+        modes = options.pressure or ["auto", "swap", "recompute"]
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(SHAPES["Llama-3.1-8B"]))
-            made += under_pressure(folder, options.runs, notes)
+            made += under_pressure(folder, modes, options.runs, options.profile, notes)
     return rows.report("throughput", made, save=options.save, notes=notes)
 
 

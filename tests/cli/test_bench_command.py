@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from pagedkv.cli.bench import print_gpu
+from pagedkv.engine.gpu_timeline import GpuSplit, SwapSplit
+
 SMALL = [
     "--num-prompts",
     "3",
@@ -40,6 +43,17 @@ def test_a_profile_says_where_the_time_of_steps_goes(run: Any) -> None:
     whole, *parts = map(float, found.groups())
     assert sum(parts) == pytest.approx(whole, abs=0.01)
     assert "GPU" not in result.out
+
+
+def test_what_a_gpu_did_is_told_for_each_step(capsys: pytest.CaptureFixture[str]) -> None:
+    swaps = (SwapSplit("out", 4, 0.004, 0.003),)
+    print_gpu(GpuSplit(2, 0.01, 0.002, (("a", 0.006, 4), ("b", 0.004, 2)), swaps))
+    assert capsys.readouterr().out.splitlines() == [
+        "GPU, 2 steps: busy 5000 us, gaps 1000 us a step",
+        "swaps out: 2000 us a step in 4 copies, 75 % of it beside kernels",
+        "   3000.0 us    2.0 x a",
+        "   2000.0 us    1.0 x b",
+    ]
 
 
 def test_json_has_the_same_for_programs(run: Any) -> None:

@@ -8,7 +8,15 @@ import pytest
 from fake_model import make_engine
 from harness import GREEDY, run
 
-from pagedkv.engine.benchmarking import busy_and_gaps, random_prompts, run_offline
+from pagedkv.engine.benchmarking import random_prompts, run_offline
+from pagedkv.engine.gpu_timeline import (
+    Activity,
+    SwapSplit,
+    busy_and_gaps,
+    common_us,
+    merged,
+    split_of,
+)
 from pagedkv.engine.step_times import StepSplit, StepTimes
 
 
@@ -70,3 +78,41 @@ def test_busy_time_is_that_of_at_least_one_interval(
     intervals: list[tuple[float, float]], expected: tuple[float, float]
 ) -> None:
     assert busy_and_gaps(intervals) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([], [(0, 1)], 0),
+        ([(0, 3), (5, 9)], [(2, 6)], 2),
+        ([(0, 10)], [(1, 2), (3, 4), (9, 12)], 3),
+        ([(0, 1)], [(1, 2)], 0),
+    ],
+)
+def test_common_time_is_that_of_both(
+    one: list[tuple[float, float]], other: list[tuple[float, float]], expected: float
+) -> None:
+    assert common_us(one, other) == common_us(other, one) == expected
+
+
+def test_times_that_touch_are_one() -> None:
+    assert merged([(5, 6), (1, 3), (0, 2), (3, 4)]) == [(0, 4), (5, 6)]
+
+
+def test_swaps_are_copies_on_streams_without_kernels() -> None:
+    timeline = [
+        Activity("kernel a", 7, 0, 10),
+        Activity("kernel b", 7, 12, 20),
+        Activity("kernel a", 7, 20, 24),
+        Activity("Memcpy HtoD (Pinned -> Device)", 7, 10, 11),  # a step's inputs
+        Activity("Memcpy DtoH (Device -> Pinned)", 9, 8, 11),
+        Activity("Memcpy DtoH (Device -> Pinned)", 9, 10, 14),
+        Activity("Memcpy HtoD (Pinned -> Device)", 8, 30, 31),
+        Activity("Memcpy DtoD (Device -> Device)", 9, 30, 31),
+        Activity("Memset (Device)", 9, 14, 15),
+    ]
+    split = split_of(timeline, 2)
+    assert (split.num_steps, split.busy_s, split.gap_s) == (2, pytest.approx(25e-6), 6e-6)
+    assert split.kernels[0] == ("kernel a", pytest.approx(14e-6), 2)
+    assert split.swaps == (SwapSplit("out", 2, 6e-6, 4e-6), SwapSplit("in", 1, 1e-6, 0.0))
+    assert split_of(timeline[:4], 2).swaps == ()

@@ -16,7 +16,8 @@ from pagedkv.cli import options
 from pagedkv.cli.bench_serve import bench_serve
 
 if TYPE_CHECKING:
-    from pagedkv.engine.benchmarking import GpuSplit, Throughput
+    from pagedkv.engine.benchmarking import Throughput
+    from pagedkv.engine.gpu_timeline import GpuSplit
 
 _NUM_KERNELS = 16  # shown
 
@@ -55,7 +56,7 @@ def throughput(
         typer.Option(
             metavar="STEPS",
             min=0,
-            help="Say where the time of steps goes: on a GPU what it does in so many decode steps.",
+            help="Say where the time of steps goes: on a GPU what it does in so many steps.",
         ),
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -104,7 +105,7 @@ def throughput(
     if profile:
         _print_split(measured)
     if watched is not None:
-        _print_gpu(watched)
+        print_gpu(watched)
 
 
 bench.command("throughput")(throughput)
@@ -140,12 +141,18 @@ def _print_split(measured: Throughput) -> None:
     )
 
 
-def _print_gpu(watched: GpuSplit) -> None:
+def print_gpu(watched: GpuSplit) -> None:
+    """How long it was busy and not, what of its swaps was beside kernels, and its kernels."""
     each = 1e6 / watched.num_steps
     print(
-        f"GPU, {watched.num_steps} decode steps: busy {watched.busy_s * each:.0f} us, "
+        f"GPU, {watched.num_steps} steps: busy {watched.busy_s * each:.0f} us, "
         f"gaps {watched.gap_s * each:.0f} us a step"
     )
+    for swap in watched.swaps:
+        print(
+            f"swaps {swap.way}: {swap.busy_s * each:.0f} us a step in {swap.num_copies} copies, "
+            f"{100 * swap.beside_s / swap.busy_s:.0f} % of it beside kernels"
+        )
     for name, seconds, count in watched.kernels[:_NUM_KERNELS]:
         print(f"{seconds * each:9.1f} us {count / watched.num_steps:6.1f} x {name[:90]}")
     sys.stdout.flush()

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from pagedkv.engine.engine import Engine
+from pagedkv.engine.gpu_timeline import GpuSplit, record, split_of
 from pagedkv.engine.step_times import StepSplit
 from pagedkv.sampling_params import SamplingParams
 
@@ -26,18 +25,6 @@ class Throughput:
     num_preemptions: int
     seconds: float
     split: StepSplit
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSplit:
-    """Seconds of num_steps steps together. busy_s: some kernel or copy runs; gap_s: none does.
-    kernels: (name, seconds, number of calls), the longest first.
-    """
-
-    num_steps: int
-    busy_s: float
-    gap_s: float
-    kernels: tuple[tuple[str, float, int], ...]
 
 
 def random_prompts(count: int, length: int, vocab_size: int, *, seed: int = 0) -> list[list[int]]:
@@ -82,50 +69,37 @@ def run_offline(
     )
 
 
-def watch_gpu(engine: Engine, prompts: Sequence[list[int]], num_steps: int) -> GpuSplit:
-    """What a GPU does in num_steps decode steps, after the prompts and a few steps more. Kernels
-    and copies are seen by CUPTI; looking costs some time itself.
+def watch_gpu(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    num_steps: int,
+    *,
+    output_lens: Sequence[int] | None = None,
+) -> GpuSplit:
+    """What a GPU does in num_steps steps: decodes, after the prompts and a few steps more; or,
+    where the pool is too small for all, the steps from the first swap on.
+
+    Args:
+        output_lens: tokens of each answer; None: more than so many steps need.
     """
-    params = SamplingParams(temperature=0.6, max_tokens=num_steps + 64, ignore_eos=True)
+    lens = output_lens or [num_steps + 64] * len(prompts)
     for i, prompt in enumerate(prompts):
+        params = SamplingParams(temperature=0.6, max_tokens=lens[i], ignore_eos=True)
         engine.add_request(f"watched {i}", prompt, params)
-    while engine.num_waiting:
+    before = engine.statistics().num_swapped_out
+    while engine.num_waiting and engine.statistics().num_swapped_out == before:
         engine.step()
-    for _ in range(8):
-        engine.step()
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
-    ) as watched:
+    if engine.statistics().num_swapped_out == before:
+        for _ in range(8):
+            engine.step()
+
+    def run() -> None:
         for _ in range(num_steps):
             engine.step()
-        torch.cuda.synchronize()
+
+    activities = record(run)
     for i in range(len(prompts)):
         engine.abort(f"watched {i}")
-    intervals, by_name = [], dict[str, list[float]]()
-    for event in watched.events() or ():
-        if event.device_type.name == "CUDA":
-            intervals.append((event.time_range.start, event.time_range.end))
-            by_name.setdefault(event.name, []).append(event.time_range.elapsed_us())
-    busy_us, gap_us = busy_and_gaps(intervals)
-    kernels = sorted(
-        ((name, sum(times) / 1e6, len(times)) for name, times in by_name.items()),
-        key=lambda one: -one[1],
-    )
-    return GpuSplit(num_steps, busy_us / 1e6, gap_us / 1e6, tuple(kernels))
-
-
-def busy_and_gaps(intervals: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """How long at least one of the intervals lasts, and how long, between the first's begin and the
-    last's end, none does.
-
-    Example: busy_and_gaps([(0, 2), (1, 3), (5, 6)]) -> (4, 2)
-    """
-    busy = gaps = 0.0
-    end: float | None = None
-    for begin, stop in sorted(intervals):
-        if end is not None and begin > end:
-            gaps += begin - end
-        start = begin if end is None else max(begin, end)
-        busy += max(0.0, stop - start)
-        end = stop if end is None else max(end, stop)
-    return busy, gaps
+    while engine.has_work:
+        engine.step()
+    return split_of(activities, num_steps)
