@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer
 from fake_model import FakeModel
 
 from pagedkv import LLM, SamplingParams, __version__
+from pagedkv.cli.app import app
+
+COMMANDS = (
+    "bench",
+    "chat",
+    "draw",
+    "explain",
+    "fetch",
+    "generate",
+    "plan",
+    "replay",
+    "serve",
+    "top",
+)
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 
@@ -223,8 +240,9 @@ def test_version_and_help_are_quick_because_they_load_no_torch() -> None:
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
-    for command in ("generate", "chat", "bench", "fetch", "draw", "replay", "explain"):
-        assert command in shown
+    for command in COMMANDS:
+        assert f" {command} " in shown
+    assert "Exit codes: 0 done, 1 failed (standard error says why), 2 wrong usage, 130" in shown
     assert "Example: pagedkv generate smollm2" in shown
     version = subprocess.run(
         [sys.executable, "-m", "pagedkv", "--version"], capture_output=True, text=True, check=True
@@ -232,11 +250,42 @@ def test_version_and_help_are_quick_because_they_load_no_torch() -> None:
     assert version == f"pagedkv {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "command", ["generate", "chat", "bench", "fetch", "draw", "replay", "explain"]
-)
+def test_all_commands_are_known_here() -> None:
+    found = typer.main.get_command(app)
+    assert isinstance(found, typer.core.TyperGroup)
+    assert set(found.commands) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "bench serve", "bench throughput"])
 def test_every_command_shows_an_example(run: Any, command: str) -> None:
-    assert f"Example: pagedkv {command}" in run(command, "--help").out
+    result = run(*command.split(), "--help")
+    shown = " ".join(result.out.split())
+    assert (result.code, result.err) == (0, "")
+    assert f"Example: pagedkv {command.removesuffix(' throughput')} " in shown
+
+
+def test_an_interrupt_is_exit_code_130(tmp_path: Path) -> None:
+    """Of a pipe into which nobody writes a command waits: for its input, or for a file."""
+    never = tmp_path / "never.jsonl"
+    os.mkfifo(never)
+    program = (
+        "import os, signal, sys, threading\n"
+        "from pagedkv.cli import main, options\n"
+        "options.load_engine = lambda *args, **given: None\n"
+        "threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "main(sys.argv[1:])\n"
+    )
+    for command in (["chat", "smollm2"], ["explain", str(never)]):
+        with subprocess.Popen(
+            [sys.executable, "-c", program, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            code = process.wait(timeout=60)
+            assert process.stderr is not None
+            told = process.stderr.read()
+        assert (code, b"Traceback" in told) == (130, False), told
 
 
 def test_explain_says_why_on_standard_error(run: Any) -> None:

@@ -26,7 +26,8 @@ from pagedkv.cli.top import top
 app = typer.Typer(
     name="pagedkv",
     help="Serve language models from a paged KV cache.",
-    epilog='Example: pagedkv generate smollm2 -p "The capital of France is"',
+    epilog='Example: pagedkv generate smollm2 -p "The capital of France is"\n\n'
+    "Exit codes: 0 done, 1 failed (standard error says why), 2 wrong usage, 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from pagedkv.cli import options
 from pagedkv.cli.bench_serve import bench_serve
+from pagedkv.cli.progress import progress
 
 if TYPE_CHECKING:
     from pagedkv.engine.benchmarking import Throughput
@@ -94,7 +95,10 @@ def throughput(
     )
     prompts = random_prompts(num_prompts, input_len, engine.vocab_size, seed=seed)
     run_offline(engine, prompts, min(output_len, 4), temperature=temperature)
-    measured = run_offline(engine, prompts, output_len, temperature=temperature)
+    with progress("answers", num_prompts) as count:
+        measured = run_offline(
+            engine, prompts, output_len, temperature=temperature, on_end=lambda output: count()
+        )
     watched = None
     if profile and engine.device.type == "cuda":
         watched = watch_gpu(engine, prompts, profile)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from pagedkv.cli.progress import progress
 
+if TYPE_CHECKING:
     from pagedkv.cli.load import LoadPrompt, LoadSummary, Outcome, Target
 
 _LOAD = "Load"
@@ -206,8 +206,7 @@ async def _measure(
             (outcome,) = await run_load(client, target, [prompt], [0.0], timeout_s=timeout_s)
             if outcome.error is not None:
                 raise RuntimeError(f"the first request failed: {outcome.error}: {outcome.detail}")
-        with _progress() as bar:
-            task = bar.add_task("requests", total=len(prompts))
+        with progress("requests", len(prompts)) as count:
             return await run_load(
                 client,
                 target,
@@ -215,24 +214,8 @@ async def _measure(
                 arrivals_s,
                 max_concurrency=max_concurrency,
                 timeout_s=timeout_s,
-                on_end=lambda outcome: bar.advance(task),
+                on_end=lambda outcome: count(),
             )
-
-
-def _progress() -> Progress:
-    """A bar on standard error, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    screen = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=screen,
-        disable=not screen.is_terminal,
-    )
 
 
 def _text(summary: LoadSummary) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pagedkv.cli import options, text_input
+from pagedkv.cli.progress import progress
 
 if TYPE_CHECKING:
     from pagedkv.engine import CacheView, Engine
@@ -101,10 +103,14 @@ def generate(
     printer = _InOrder(dict(zip(names, prompts, strict=True)), silent=as_json)
     fullest = engine.cache_view()
     begin = time.perf_counter()
-    while engine.has_work:
-        printer.take(engine.step())
-        if draw:
-            fullest = _fuller(fullest, engine.cache_view())
+    with progress("answers", len(prompts)) if as_json else nullcontext(lambda: None) as count:
+        while engine.has_work:
+            result = engine.step()
+            printer.take(result)
+            for _ in result.finished:
+                count()
+            if draw:
+                fullest = _fuller(fullest, engine.cache_view())
     if as_json:
         for name, text in zip(names, prompts, strict=True):
             print(json.dumps(_as_dict(text, printer.outputs[name]), ensure_ascii=False))

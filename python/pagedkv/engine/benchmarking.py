@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pagedkv.engine.engine import Engine
 from pagedkv.engine.gpu_timeline import GpuSplit, record, split_of
 from pagedkv.engine.step_times import StepSplit
+from pagedkv.records import RequestOutput
 from pagedkv.sampling_params import SamplingParams
 
 
@@ -40,9 +41,10 @@ def run_offline(
     *,
     temperature: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
+    on_end: Callable[[RequestOutput], None] = lambda output: None,
 ) -> Throughput:
     """Answer all prompts with output_len tokens each, end tokens ignored; the prefix cache is
-    emptied before.
+    emptied before. on_end is called with each answer.
 
     Raises:
         RuntimeError: a request failed; it says why.
@@ -59,6 +61,7 @@ def run_offline(
                 raise RuntimeError(f"a request failed: {output.error}")
             num_answer += sum(len(one.token_ids) for one in output.outputs)
             num_preemptions += output.num_preemptions
+            on_end(output)
     return Throughput(
         num_requests=len(prompts),
         num_prompt_tokens=sum(map(len, prompts)),
