@@ -54,7 +54,7 @@ BAD_FIELDS: dict[str, list[Any]] = {
     "allowed_token_ids": [[], [258], [-1]],
     "bad_words": [[""], "x" * 2000],
     "min_tokens": [-1, 3, "1"],
-    "stream": ["true", 1, None],
+    "stream": ["true", 1],
     "stream_options": [{"include_usage": True}, {"x": 1}, 5],
     "user": [5, "x" * 300],
     "response_format": [{"type": "json_object"}, {"type": "json_schema"}, "text"],

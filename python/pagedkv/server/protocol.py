@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 _MAX_INT = 2**31 - 1
 MAX_PROMPTS = 128
@@ -35,7 +35,10 @@ class ResponseFormat(Body):
 class GenerationBody(Body):
     """What completions, chat completions and forks have in common."""
 
-    stream: bool = False
+    # OpenAI's description lets it be null.
+    stream: Annotated[bool, BeforeValidator(lambda given: False if given is None else given)] = (
+        False
+    )
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_PROMPTS)
     best_of: int | None = Field(default=None, ge=1, le=MAX_PROMPTS)
