@@ -267,6 +267,10 @@ def test_an_error_of_the_servers_own_tells_nothing_of_it(
     response = served.post("/v1/completions", prompt="x")
     assert response.status_code == 500
     assert "secret" not in response.text
+    # It closes, and the client knows: its next request comes by another.
+    assert response.headers["connection"] == "close"
+    monkeypatch.undo()
+    served.ok("/v1/completions", **COMPLETE)
 
 
 def test_messages_of_errors_are_short_and_without_control_characters(served: Served) -> None:

@@ -112,7 +112,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> Response:
         logger.error("an error of the server's own", exc_info=error)
-        return error_response(500, error_body(500, "an error of the server's own; see its log"))
+        body = error_body(500, "an error of the server's own; see its log")
+        # The error goes on to uvicorn, which closes the connection: a client that is not told would
+        # send its next request into that.
+        return error_response(500, body, {"connection": "close"})
 
 
 def _first_problem(errors: Sequence[Any]) -> tuple[str, str | None]:
