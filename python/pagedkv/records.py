@@ -321,3 +321,54 @@ class Explanation:
                 steps = f"steps {one.step} to {one.last_step}"
             lines.append(f"{steps}: {one.text}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Landed:
+    """A step that has ended, in seconds of the engine's clock."""
+
+    step: ScheduledStep
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activity:
+    """What happened between two looks at a run, oldest first. num_lost: steps before these that
+    were too many to keep.
+    """
+
+    steps: tuple[Landed, ...]
+    ended: tuple[FinishedRequest, ...]
+    num_lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A sequence that a look at a run has for the first time. (rank, seq_id) orders those that run
+    or wait. request: None for one that has ended, whose blocks are pinned. forked_from: the request
+    that it, or what it is a fork of, was forked from first.
+    """
+
+    seq_id: int
+    request_id: str
+    rank: int
+    request: Request | None
+    forked_from: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueueLook:
+    """The queues at one moment: seq_ids int64 of the running, of those that wait or are swapped out
+    (is_swapped bool, as many), in order of turn, and of pinned ones.
+
+    first_seen: those that no look had before. reasons: (seq_id, why it waits, in words), where that
+    is new.
+    """
+
+    running: NDArray[np.int64]
+    queued: NDArray[np.int64]
+    is_swapped: NDArray[np.bool_]
+    pinned: NDArray[np.int64]
+    first_seen: tuple[Seen, ...]
+    reasons: tuple[tuple[int, str], ...]

@@ -21,6 +21,7 @@ COMMANDS = (
     "bench",
     "chat",
     "draw",
+    "inspect",
     "explain",
     "fetch",
     "generate",

@@ -18,6 +18,7 @@ from pagedkv.cli.chat import chat
 from pagedkv.cli.draw import draw
 from pagedkv.cli.fetch import fetch
 from pagedkv.cli.generate import generate
+from pagedkv.cli.inspect import inspect
 from pagedkv.cli.plan import plan
 from pagedkv.cli.replay import explain, replay
 from pagedkv.cli.serve import serve
@@ -38,6 +39,7 @@ app.add_typer(bench)
 app.command()(plan)
 app.command()(fetch)
 app.command()(draw)
+app.command()(inspect)
 app.command()(replay)
 app.command()(explain)
 app.command()(serve)

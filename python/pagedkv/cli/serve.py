@@ -51,6 +51,14 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = None,
+    inspect_show_text: Annotated[
+        bool,
+        typer.Option(
+            "--inspect-show-text",
+            help="The live view at /inspect shows the texts of prompts.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = False,
     max_body_bytes: Annotated[
         int, typer.Option(help="Largest body of a request.", rich_help_panel=_LIMITS)
     ] = 4 * 2**20,
@@ -128,6 +136,7 @@ def serve(
     import logging
 
     from pagedkv.engine import AsyncEngine
+    from pagedkv.inspect.routes import PAGE_PATH, Inspector
 
     # What is wrong with any of these is told before the model loads.
     limits = Limits(
@@ -165,12 +174,15 @@ def serve(
         max_num_batched_tokens=max_num_batched_tokens,
         scheduling_policy=scheduling_policy,
     )
+    inspector = Inspector(shows_text=inspect_show_text)
     app = create_app(
         AsyncEngine(engine),
         model=served_model_name or model,
         limits=limits,
         access=access,
         cors_origins=allowed_origin or (),
+        routers=[inspector.router],
+        key_pages={PAGE_PATH: inspector.page},
     )
     shown = f"[{host}]" if ":" in host else host
     print(f"pagedkv: serving {model} on http://{shown}:{bound.getsockname()[1]}", flush=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pagedkv.block_manager import PrefixGrouper, Snapshot, Statistics, prefix_costs
+from pagedkv.block_manager import Snapshot, Statistics
 from pagedkv.config import EngineConfig
 from pagedkv.engine.input_builder import InputBuilder
 from pagedkv.engine.kv_scales import scales_for
@@ -22,10 +22,11 @@ from pagedkv.engine.model_runner import ModelRunner
 from pagedkv.engine.observer import NoObserver, RunObserver, StepWatcher
 from pagedkv.engine.output_processor import OutputProcessor
 from pagedkv.engine.pool_size import free_bytes, log_pool
+from pagedkv.engine.prefix_grouping import prefix_grouper
 from pagedkv.engine.requests import Prompt, RequestBuilder
 from pagedkv.engine.step_loop import StepLoop
 from pagedkv.engine.step_times import StepSplit
-from pagedkv.kv_cache import CacheShape, KVCache, num_blocks_for, num_cpu_blocks_for
+from pagedkv.kv_cache import KVCache, num_blocks_for, num_cpu_blocks_for
 from pagedkv.records import (
     Explanation,
     RequestOutput,
@@ -34,7 +35,7 @@ from pagedkv.records import (
 )
 from pagedkv.request import Request
 from pagedkv.sampling_params import SamplingParams
-from pagedkv.scheduler import build_scheduler
+from pagedkv.scheduler import RunView, build_scheduler
 from pagedkv.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class Engine:
                 config.scheduler,
                 max_model_len=loaded.max_model_len,
                 device=loaded.device,
-                grouper=_prefix_grouper(loaded, shape, config.cache.block_size),
+                grouper=prefix_grouper(loaded, shape, config.cache.block_size),
             ),
             max_num_seqs=max_num_seqs,
             vocab_size=loaded.sampled_vocab_size,
@@ -365,6 +366,15 @@ class Engine:
         """The cache as it is now, for pictures."""
         return CacheView(self._manager.snapshot(), self._scheduler.names_by_seq_id())
 
+    def open_view(self) -> RunView:
+        """Whoever shows the run looks at it by this, between two steps, until close_view."""
+        view = RunView(self._manager, self._scheduler)
+        self._loop.watchers.append(view)
+        return view
+
+    def close_view(self, view: RunView) -> None:
+        self._loop.watchers.remove(view)
+
     def explain(self, request_id: str) -> list[Explanation]:
         """Why a request is where it is: every decision about it, with numbers and in plain words
         (`.text`). One explanation, or one for each of several answers. The last 256 requests that
@@ -381,19 +391,3 @@ class Engine:
         """Raise if the manager's or the scheduler's books are wrong. For tests and idle moments."""
         self._manager.check_invariants()
         self._scheduler.check_invariants()
-
-
-def _prefix_grouper(
-    loaded: LoadedModel, shape: CacheShape, block_size: int
-) -> PrefixGrouper | None:
-    """By what sharing costs on a GPU. On a CPU every sequence reads its prefix itself."""
-    if loaded.device.type == "cpu":
-        return None
-    costs: dict[str, Any] = {}  # numbers, of which seqs_per_tile is a whole one
-    costs |= prefix_costs(
-        loaded.num_heads,
-        shape.num_kv_heads,
-        shape.head_dim,
-        element_bytes=shape.dtype.itemsize,
-    )
-    return PrefixGrouper(block_size, window=loaded.window, **costs)

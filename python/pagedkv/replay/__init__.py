@@ -8,6 +8,7 @@ from pagedkv.replay.explaining import explain
 from pagedkv.replay.recorder import Recorder
 from pagedkv.replay.recording import Recording, RecordingError, load
 from pagedkv.replay.report import json_report, text_report
+from pagedkv.replay.showing import looks
 
 __all__ = [
     "Recorder",
@@ -19,6 +20,7 @@ __all__ = [
     "first_difference",
     "json_report",
     "load",
+    "looks",
     "settings_of",
     "text_report",
 ]

@@ -20,7 +20,7 @@ from pagedkv.replay.recording import Abort, Arrival, CacheReset, Event, Fork, St
 from pagedkv.replay.sources import Source
 from pagedkv.replay.work import work_of
 from pagedkv.request import Request, fork_name
-from pagedkv.scheduler import Scheduler, build_scheduler
+from pagedkv.scheduler import RunView, Scheduler, build_scheduler
 
 Build = Callable[[CacheConfig, SchedulerConfig, RunFacts], tuple[BlockManager, Scheduler]]
 
@@ -50,6 +50,12 @@ class Drive:
         self._keys: dict[str, str] = {}  # request_id -> key
         self._ids: dict[str, str] = {}  # key -> request_id
         self.refused: list[tuple[str, str]] = []
+        self._view: RunView | None = None
+
+    def open_view(self) -> RunView:
+        """Whoever shows the run looks at it by this, between two steps."""
+        self._view = RunView(self._manager, self._scheduler)
+        return self._view
 
     def steps(self) -> Iterator[Step]:
         """Run to the end. Steps are as a recording has them."""
@@ -93,10 +99,13 @@ class Drive:
                 ended += scheduler.finish(request_id, reason)
                 stopped.append(request_id)
         ends, self._outside = self._outside + ended, []
+        end_s = source.end(begin_s, work)
+        if self._view is not None:
+            self._view.landed(step, ends, begin_s, end_s)
         notes, self._notes = self._notes, []
         return Step(
             start_s=begin_s,
-            seconds=source.end(begin_s, work) - begin_s,
+            seconds=end_s - begin_s,
             rates=rates,
             work=work,
             samples=keys,

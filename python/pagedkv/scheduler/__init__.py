@@ -4,7 +4,8 @@ Never sees a tensor or a text.
 
 from pagedkv.scheduler.building import build_scheduler
 from pagedkv.scheduler.cost_model import Rates
+from pagedkv.scheduler.run_view import RunView
 from pagedkv.scheduler.scheduler import Scheduler
 from pagedkv.scheduler.slots import SlotTable
 
-__all__ = ["Rates", "Scheduler", "SlotTable", "build_scheduler"]
+__all__ = ["Rates", "RunView", "Scheduler", "SlotTable", "build_scheduler"]

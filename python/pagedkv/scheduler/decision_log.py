@@ -136,6 +136,16 @@ class DecisionLog:
             oldest, _ = self._finished.popitem(last=False)
             del self._logs[oldest]
 
+    def latest(self, name: str) -> tuple[object, Callable[[], Decision]] | None:
+        """Of an unfinished request: a mark that is another after each decision about it, and what
+        puts the last one into words.
+        """
+        log = self._logs.get(name)
+        if log is None:
+            return None
+        note = log.notes[-1] if log.notes else log.first
+        return (note.last_step, id(note)), note.decision
+
     def explain(self, name: str) -> list[Explanation]:
         """Of the request, or of each of its answers if it has several; none if it is not known (any
         more).

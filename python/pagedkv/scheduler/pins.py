@@ -5,6 +5,7 @@ waits is held up by them: they are given up, the oldest first, before anybody is
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from pagedkv.block_manager import BlockManager
 from pagedkv.request import Request
@@ -30,6 +31,10 @@ class Pins:
     @property
     def num_blocks(self) -> int:
         return sum(blocks for _, blocks in self._held.values())
+
+    def held(self) -> Iterator[tuple[str, int]]:
+        """(request_id, seq_id of the fork) of each, the oldest first."""
+        return ((name, seq_id) for name, (seq_id, _) in self._held.items())
 
     def take(self, request: Request, seq_id: int) -> None:
         """Pin what a sequence holds that is about to be freed, if its request wants that."""

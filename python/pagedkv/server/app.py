@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from pagedkv import __version__
 from pagedkv.engine import AsyncEngine
@@ -31,6 +32,7 @@ def create_app(
     cors_origins: Sequence[str] = (),
     log_interval_s: float = 10.0,
     routers: Sequence[APIRouter] = (),
+    key_pages: Mapping[str, Callable[[int], Response]] | None = None,
 ) -> FastAPI:
     """An application that starts and stops the engine with itself.
 
@@ -41,6 +43,8 @@ def create_app(
         cors_origins: sites whose pages may call this server from a browser; none unless asked for.
         log_interval_s: between two lines of the log about the engine.
         routers: further routes; they find the Service in app.state.service.
+        key_pages: path -> what a browser that comes there without a key gets, made of the status:
+            a page that can ask for the key.
     """
     limits, access = limits or Limits(), access or Access()
     if engine.tokenizer is None:
@@ -71,7 +75,7 @@ def create_app(
     own = (completions, chat, fork, tokens, status, metrics)
     for router in (*(one.router for one in own), *routers):
         app.include_router(router)
-    app.add_middleware(Guard, access=access, limits=limits)
+    app.add_middleware(Guard, access=access, limits=limits, key_pages=key_pages or {})
     if cors_origins:  # outermost: a browser asks before it sends the key
         app.add_middleware(
             CORSMiddleware,

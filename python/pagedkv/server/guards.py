@@ -10,10 +10,11 @@ import asyncio
 import hashlib
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagedkv.server.errors import error_body, error_response
@@ -46,11 +47,18 @@ class Access:
 
 
 class Guard:
-    """See the module."""
+    """See the module. key_pages: path -> the body of a 401 there, for a browser (create_app)."""
 
-    def __init__(self, app: ASGIApp, access: Access, limits: Limits) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        limits: Limits,
+        key_pages: Mapping[str, Callable[[int], Response]],
+    ) -> None:
         self._app = app
         self._limits = limits
+        self._key_pages = key_pages
         self._digests = [_digest(key.encode()) for key in access.api_keys]
         self._hosts = {host.lower().strip("[]") for host in access.allowed_hosts}
 
@@ -63,11 +71,14 @@ class Guard:
         refusal = self._refusal(scope)
         if refusal is not None:
             status, message = refusal
-            headers = {"connection": "close"}
+            response = error_response(status, error_body(status, message))
             if status == 401:
-                headers["www-authenticate"] = "Bearer"
+                if scope["method"] == "GET" and scope["path"] in self._key_pages:
+                    response = self._key_pages[scope["path"]](status)
+                response.headers["www-authenticate"] = "Bearer"
+            response.headers["connection"] = "close"
             await _drain(receive, self._limits.max_body_bytes + _DRAIN_BYTES)
-            await error_response(status, error_body(status, message), headers)(scope, receive, send)
+            await response(scope, receive, send)
             return
         await self._limited(scope, receive, send)
 

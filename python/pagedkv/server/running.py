@@ -73,6 +73,7 @@ class Server(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.stopping.set()
         drain_s = self._service.limits.drain_s
         timer = asyncio.get_running_loop().call_later(drain_s, self._service.engine.abort_all)
         try:

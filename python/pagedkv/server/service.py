@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from pagedkv.server.tokenising import Tokenising
 @dataclass(frozen=True, slots=True)
 class Service:
     """model: the name that clients know it by. separates_tenants: prompts that come with different
-    API keys share no cached blocks.
+    API keys share no cached blocks. stopping: set when the server is told to stop; what would never
+    end by itself ends then.
     """
 
     engine: AsyncEngine
@@ -32,6 +34,7 @@ class Service:
     created: int
     conversations: Conversations
     separates_tenants: bool = False
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def check_model(self, name: str | None) -> None:
