@@ -121,6 +121,26 @@ def test_each_option_and_all_together_equal_the_oracle_exactly(
     assert torch.equal(got[[0, 2]], logits[[0, 2]].float())
 
 
+def test_a_step_looks_only_at_bad_words_that_go_on_from_its_last_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[int] = []
+    equal = np.array_equal
+
+    def count(*sequences: Any) -> bool:
+        compared.append(len(sequences[0]))
+        return equal(*sequences)
+
+    monkeypatch.setattr("pagedkv.sampling.logit_rules.np.array_equal", count)
+    row = ruled(0, bad_words=["a"])
+    last = OUTPUT[-1]
+    assert row.rules.forbidden(row.token_ids).size
+    assert len(compared) == sum(len(one) > 1 and one[-2] == last for one in BAD) < len(BAD)
+    compared.clear()
+    assert row.rules.forbidden(np.array(PROMPT)).tolist() == [40]  # nothing has been generated
+    assert not compared
+
+
 def test_the_forbidden_tokens_are_those_that_the_names_say() -> None:
     got = process_logits(torch.zeros(1, VOCAB), [ruled(0, bad_words=["a"])])[0]
     assert np.flatnonzero(got == -INF).tolist() == [8, 9, 40]  # behind (5, 6), behind (6), alone

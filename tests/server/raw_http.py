@@ -36,3 +36,15 @@ def read_all(connection: socket.socket) -> bytes:
 
 def status_of(data: bytes) -> int:
     return int(data.split(b" ", 2)[1])
+
+
+def read_answer(connection: socket.socket) -> tuple[int, bytes]:
+    """(status, body) of the next whole answer with a content-length, and nothing behind it."""
+    with connection.makefile("rb") as file:
+        status = int(file.readline().split(b" ")[1])
+        length = 0
+        while (line := file.readline()) not in (b"\r\n", b""):
+            name, _, value = line.partition(b":")
+            if name.lower() == b"content-length":
+                length = int(value)
+        return status, file.read(length)

@@ -317,7 +317,7 @@ def test_a_text_has_no_fewer_tokens_than_told(name: str, text: str) -> None:
     assert (tokenizer.fewest_tokens("a" * 10_000) > 0) == knows_every_byte
 
 
-def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+def test_other_threads_run_while_a_long_text_is_encoded_or_decoded() -> None:
     # Only the batch forms of the library let them.
     tokenizer = Tokenizer(byte_level(), eos_token_ids=frozenset(), chat_template=None)
     calls: list[str] = []
@@ -328,8 +328,10 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
             return getattr(backend, name)
 
     backend, tokenizer.backend = tokenizer.backend, Spy()  # type: ignore[assignment]
-    assert tokenizer.encode("the cat sat") == backend.encode("the cat sat").ids
-    assert calls == ["encode_batch_fast"]
+    ids = tokenizer.encode("the cat sat")
+    assert ids == backend.encode("the cat sat").ids
+    assert tokenizer.decode(ids) == "the cat sat"
+    assert calls == ["encode_batch_fast", "decode_batch"]
 
 
 def test_of_several_templates_only_the_default_counts(tmp_path: Path) -> None:

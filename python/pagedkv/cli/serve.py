@@ -185,5 +185,5 @@ def serve(
         key_pages={PAGE_PATH: inspector.page},
     )
     shown = f"[{host}]" if ":" in host else host
-    print(f"pagedkv: serving {model} on http://{shown}:{bound.getsockname()[1]}", flush=True)
-    Server(app).run(sockets=[bound])
+    line = f"pagedkv: serving {model} on http://{shown}:{bound.getsockname()[1]}"
+    Server(app, on_started=lambda: print(line, flush=True)).run(sockets=[bound])

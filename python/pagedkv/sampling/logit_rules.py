@@ -4,6 +4,7 @@ arrays once, when the request gets a slot. edits.py makes of it what the sampler
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,9 @@ from pagedkv.sampling_params import LogitsProcessor, SamplingParams
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitRules:
     """Ids are int64 [n], each once, and those of one request. bias float32 [n]: of bias_ids.
-    bad_token_ids: sequences whose last token is forbidden behind the others. stop_ids: what is
-    forbidden before min_tokens.
+    bad_ids: what is forbidden anywhere. bad_behind: from a token to sequences that go on with it
+    just before their last token, which is forbidden behind all others: a step looks only at those
+    of its last token, however many there are. stop_ids: what is forbidden before min_tokens.
     """
 
     request_id: str
@@ -26,7 +28,8 @@ class LogitRules:
     bias_ids: NDArray[np.int64]
     bias: NDArray[np.float32]
     allowed_ids: NDArray[np.int64]
-    bad_token_ids: tuple[NDArray[np.int64], ...]
+    bad_ids: NDArray[np.int64]
+    bad_behind: Mapping[int, Sequence[NDArray[np.int64]]]
     stop_ids: NDArray[np.int64]
 
     @classmethod
@@ -36,6 +39,11 @@ class LogitRules:
         if not params.changes_logits:
             return None
         pairs = params.logit_bias_pairs
+        bad_behind: dict[int, list[NDArray[np.int64]]] = {}
+        for ids in request.bad_token_ids:
+            if len(ids) > 1:
+                bad_behind.setdefault(ids[-2], []).append(np.array(ids, dtype=np.int64))
+        alone = [ids[0] for ids in request.bad_token_ids if len(ids) == 1]
         stops = np.array(request.stop_token_ids if params.min_tokens else (), dtype=np.int64)
         return cls(
             request_id=request.request_id,
@@ -44,7 +52,8 @@ class LogitRules:
             bias_ids=np.array([token_id for token_id, _ in pairs], dtype=np.int64),
             bias=np.array([bias for _, bias in pairs], dtype=np.float32),
             allowed_ids=np.unique(np.array(params.allowed_token_ids or (), dtype=np.int64)),
-            bad_token_ids=tuple(np.array(ids, dtype=np.int64) for ids in request.bad_token_ids),
+            bad_ids=np.unique(np.array(alone, dtype=np.int64)),
+            bad_behind=bad_behind,
             # An end-of-sequence token may lie in the padding of the vocabulary.
             stop_ids=stops[stops < vocab_size],
         )
@@ -71,12 +80,14 @@ class LogitRules:
     def forbidden(self, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
         """Ids that may not come next, behind token_ids [num_tokens]."""
         output_ids = token_ids[self.prompt_len :]
-        last = [
-            ids[-1:]
-            for ids in self.bad_token_ids
-            if ids.size <= output_ids.size + 1
-            and np.array_equal(output_ids[output_ids.size + 1 - ids.size :], ids[:-1])
-        ]
+        found = [self.bad_ids]
+        if output_ids.size:
+            found += [
+                ids[-1:]
+                for ids in self.bad_behind.get(int(output_ids[-1]), ())
+                if ids.size <= output_ids.size + 1
+                and np.array_equal(output_ids[output_ids.size + 1 - ids.size :], ids[:-1])
+            ]
         if output_ids.size < self.params.min_tokens:
-            last.append(self.stop_ids)
-        return np.unique(np.concatenate(last)) if last else np.empty(0, dtype=np.int64)
+            found.append(self.stop_ids)
+        return np.unique(np.concatenate(found))

@@ -63,6 +63,7 @@ def error_body(
 
 def printable(text: str) -> str:
     """Text that may hold what a client sent, fit for a log or a message: short, in one line."""
+    text = text[: _MAX_CHARS + 1]  # what is cut off need not be looked at
     text = _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
     return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 3] + "..."
 
@@ -123,7 +124,8 @@ def _first_problem(errors: Sequence[Any]) -> tuple[str, str | None]:
     first = errors[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
-        return "the body is not valid JSON", None
+        why = first.get("ctx", {}).get("error", "")
+        return f"the body is not valid JSON: {why}", None
     if not place and first["type"] == "model_attributes_type":
         return "the body must be a JSON object of content-type application/json", None
     if not place:

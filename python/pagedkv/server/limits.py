@@ -13,6 +13,8 @@ class Limits:
         max_body_bytes: of a request's body.
         max_header_bytes: of all headers of a request together.
         body_timeout_s: for a body to arrive.
+        max_connections: at a time; beyond, that one goes which has waited the longest without
+            sending a whole request. Fewer where the process may open fewer files.
         request_timeout_s: from a request's arrival to the end of its answer.
         max_queue: prompts that may wait beyond those that can run at once (max_num_seqs); more are
             refused with status 429.
@@ -29,6 +31,7 @@ class Limits:
     max_body_bytes: int = 4 * 2**20
     max_header_bytes: int = 16 * 2**10
     body_timeout_s: float = 30.0
+    max_connections: int = 4096
     request_timeout_s: float = 600.0
     max_queue: int = 1024
     max_answers: int = 128
@@ -43,6 +46,7 @@ class Limits:
         for name, low in (
             ("max_body_bytes", 1),
             ("max_header_bytes", 1),
+            ("max_connections", 1),
             ("max_queue", 0),
             ("max_answers", 1),
             ("max_logprobs", 0),

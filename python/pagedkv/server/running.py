@@ -3,74 +3,59 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import resource
 import socket
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from pagedkv.server.connection import new_connection_class
 from pagedkv.server.guards import LOOPBACK_HOSTS
 from pagedkv.server.service import Service
 
-# A request's line and headers that are larger than this end the connection while they come.
-_MAX_HEAD_BYTES = 2**16
+# Of the files that this process may open: for the model, logs, and connections being closed.
+_OTHER_FILES = 64
 # Beyond drain_s, for the last events of streams that were ended.
 _LAST_EVENTS_S = 5
 
 
-class _TimedProtocol(H11Protocol):
-    """HTTP/1.1 that does not wait for ever for the head of a request."""
-
-    head_timeout_s = 30.0
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._head_timer = self.loop.call_later(self.head_timeout_s, self._give_up)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_timer.cancel()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._head_timer.cancel()
-        elif self._head_timer.cancelled():  # the next request on the same connection has begun
-            self._head_timer = self.loop.call_later(self.head_timeout_s, self._give_up)
-
-    def _give_up(self) -> None:
-        self.transport.close()
-
-
 class Server(uvicorn.Server):
     """Told to stop, it takes no more connections and lets answers end; those that have not ended
-    after drain_s are aborted, and their streams end as streams do.
+    after drain_s are aborted, and their streams end as streams do. on_started: called when it
+    answers.
     """
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, *, on_started: Callable[[], None] = lambda: None) -> None:
         service = app.state.service
         assert isinstance(service, Service)
         self._service = service
-
-        class Protocol(_TimedProtocol):
-            head_timeout_s = service.limits.body_timeout_s
-
+        self._on_started = on_started
+        limits = service.limits
+        max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = max(min(limits.max_connections, max_files - _OTHER_FILES), 1)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Protocol,
+                http=new_connection_class(most, limits.body_timeout_s),
                 ws="none",
-                h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
-                timeout_graceful_shutdown=int(service.limits.drain_s) + _LAST_EVENTS_S,
+                timeout_graceful_shutdown=int(limits.drain_s) + _LAST_EVENTS_S,
                 server_header=False,
                 proxy_headers=False,
                 log_config=None,
                 access_log=False,
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # What is loaded by now stays: looked through again and again by the garbage collector, it
+        # would hold up engine and loop for 100 ms each time.
+        gc.collect()
+        gc.freeze()
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.stopping.set()
@@ -80,6 +65,7 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             timer.cancel()
+            gc.unfreeze()
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -19,6 +19,7 @@ class Tokenising:
     def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
+        tokenizer.prepare()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="pagedkv-text")
 
     def close(self) -> None:

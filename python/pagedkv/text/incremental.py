@@ -12,26 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from pagedkv.text.byte_alphabet import BYTE_ALPHABET
 from pagedkv.text.tokenizer import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 # Steps of a backend's decoder that look at one token, or at a run of byte tokens, at a time.
 _LOCAL_STEPS = ("Replace", "ByteFallback", "Metaspace", "Fuse", "Strip")
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in a byte-level vocabulary, to the byte.
-
-    Printable Latin-1 bytes stand for themselves, the others in order for U+0100 and up.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update((chr(0x100 + index), byte) for index, byte in enumerate(others))
-    return alphabet
-
-
-_BYTE_ALPHABET = _byte_alphabet()
 
 
 class _Decoder(Protocol):
@@ -119,7 +105,7 @@ class _ByteLevel:
         if token is None:
             return b""
         try:
-            return bytes(map(_BYTE_ALPHABET.__getitem__, token))
+            return bytes(map(BYTE_ALPHABET.__getitem__, token))
         except KeyError:
             # An added token is written as itself.
             return token.encode()

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from functools import cached_property
 
 import tokenizers
-from tokenizers import pre_tokenizers
 
+from pagedkv.text.byte_alphabet import BYTE_ALPHABET
 from pagedkv.text.chat_template import ChatTemplate, Message, check_messages
 from pagedkv.text.special_tokens import SpecialTokens, Spelled
 
@@ -75,8 +75,9 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no character become U+FFFD, unknown ids nothing."""
         with value_errors("the tokenizer cannot decode the ids"):
-            text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
+            # By the batch form: it alone lets other threads run, which many ids would hold up.
+            (text,) = self.backend.decode_batch([list(ids)], skip_special_tokens)
+        return str(text)
 
     def apply_chat_template(
         self, messages: Sequence[Message], add_generation_prompt: bool = True
@@ -181,23 +182,40 @@ class Tokenizer:
                 ids += encoded.ids
         return ids
 
+    def prepare(self) -> None:
+        """Make now what is made when first needed, which holds up all threads for a moment."""
+        _ = self._without_special, self._finder, self._token_bound
+
     def fewest_tokens(self, text: str) -> int:
         """At most as many tokens as the text has, told without encoding it: no token is longer than
         the longest. 0 where one token can stand for any text that the vocabulary does not know.
         """
-        return 0 if self._max_token_chars is None else len(text) // self._max_token_chars
+        if self._token_bound is None:
+            return 0
+        max_chars, unknown = self._token_bound
+        if not unknown:
+            return len(text) // max_chars
+        return len(text.encode("utf-8", "surrogatepass").translate(None, unknown)) // max_chars
 
     @cached_property
-    def _max_token_chars(self) -> int | None:
-        """Characters of a text that one token can stand for. A normalizer may shorten the text: NFC
-        makes one character of up to four. None: there is no bound, since a byte has no token.
+    def _token_bound(self) -> tuple[int, bytes] | None:
+        """(characters of a text that one token can stand for, bytes that no token stands for).
+        A normalizer may shorten the text: NFC makes one character of up to four. Where some bytes
+        have no token, those of a text vanish, and the others are counted as bytes. None: there is
+        no bound, since an unknown byte becomes part of a token.
         """
         vocab = self.backend.get_vocab(with_added_tokens=True)
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        longest = max(len(name) for name in vocab)
         fallback = [f"<0x{byte:02X}>" for byte in range(256)]
-        if not any(all(one in vocab for one in every_byte) for every_byte in (alphabet, fallback)):
+        missing = bytes(byte for name, byte in BYTE_ALPHABET.items() if name not in vocab)
+        if not missing or all(name in vocab for name in fallback):
+            return longest * (1 if self.backend.normalizer is None else 4), b""
+        types = {part.get("type") for part in self.decoder_parts}
+        drops_unknown = getattr(self.backend.model, "unk_token", "") is None
+        if "ByteLevel" not in types or not drops_unknown or self.backend.normalizer is not None:
             return None
-        return max(map(len, vocab)) * (1 if self.backend.normalizer is None else 4)
+        added = self.backend.get_added_tokens_decoder().values()
+        return max(longest, *(len(token.content.encode()) for token in added)), missing
 
     def _is_spelled(self, index: int, text: str) -> bool:
         """Whether a token is a special one that text has made; text that the vocabulary lacks makes
