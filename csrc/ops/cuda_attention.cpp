@@ -35,11 +35,8 @@ void paged_attention(const Tensor& out, const std::optional<Tensor>& lse, const 
                               .workspace = workspace});
   const CudaContext context(query);
   const int64_t num_workers = cuda::paged_attention_num_workers(context.device_index());
-  // The caching allocator hands freed memory only to later work of the same stream, so the tensor
-  // may go when the kernel is enqueued.
-  const Tensor held = set_workspace(params, workspace, num_workers, [&](int64_t bytes) {
-    return torch::stable::new_empty(query, {bytes}, ScalarType::Byte);
-  });
+  const Tensor held = set_workspace(params, workspace, num_workers,
+                                    [&](int64_t bytes) { return call_workspace(query, bytes); });
   cuda::launch_paged_attention(params, context.stream());
 }
 

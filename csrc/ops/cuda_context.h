@@ -1,10 +1,13 @@
-// What every CUDA adapter does around its launch: makes the tensors' device current, and finds the
-// caller's current stream on it.
+// What every CUDA adapter does around its launch: makes the tensors' device current, finds the
+// caller's current stream on it, and takes memory there.
 #pragma once
 
 #include <dlfcn.h>
 #include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
+
+#include <exception>
 
 #include "pagedkv/kernels/cuda_launchers.h"
 
@@ -22,6 +25,17 @@ inline CurrentStreamFunction current_stream_function() {
     return reinterpret_cast<CurrentStreamFunction>(symbol);
   }();
   return function;
+}
+
+// Memory of a call on the tensor's device. The caching allocator hands freed memory only to later
+// work of the same stream, so the tensor may go when the kernels are enqueued. An error of the
+// stable interface does not tell what it was; that it is the memory, the engine must know.
+inline torch::stable::Tensor call_workspace(const torch::stable::Tensor& like, int64_t bytes) {
+  try {
+    return torch::stable::new_empty(like, {bytes}, torch::headeronly::ScalarType::Byte);
+  } catch (const std::exception&) {
+    STD_TORCH_CHECK(false, "pagedkv: CUDA out of memory: no ", bytes, " bytes for a workspace");
+  }
 }
 
 class CudaContext {

@@ -8,11 +8,8 @@
 namespace pagedkv::ops {
 namespace {
 
-// The caching allocator hands freed memory only to later work of the same stream, so the tensor may
-// go when the kernels are enqueued.
 Tensor with_workspace(LogitRows& rows, const Tensor& logits) {
-  const Tensor workspace =
-      torch::stable::new_empty(logits, {logit_rows_workspace_bytes(rows)}, ScalarType::Byte);
+  const Tensor workspace = call_workspace(logits, logit_rows_workspace_bytes(rows));
   rows.workspace = workspace.mutable_data_ptr();
   return workspace;
 }

@@ -83,6 +83,38 @@ def test_what_does_not_fit_alone_fails_and_nobody_else_does(
     assert again.outputs[0].token_ids == greedy_by_hand(long, 12)
 
 
+WORDS = {  # of torch's allocator, of the CUDA runtime, of cuBLAS, of this project's CUDA ops
+    "allocator": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."),
+    "runtime": RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"),
+    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+    "op": RuntimeError("pagedkv: CUDA out of memory: no 64 bytes for a workspace"),
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_every_error_that_tells_of_memory_makes_parts_and_no_other(
+    tokenizer_folder: Path, kind: str
+) -> None:
+    engine = make_engine(tokenizer_folder, max_num_seqs=9, max_num_batched_tokens=9)
+    error: RuntimeError = WORDS[kind]
+
+    def before(input_ids: torch.Tensor) -> None:
+        if input_ids.numel() > 2:
+            raise error
+
+    fake_of(engine).before_step = before
+    for name in "abcd":
+        engine.add_request(name, name, GREEDY)
+    outputs, _ = run(engine)
+    for name in "abcd":
+        assert outputs[name].outputs[0].token_ids == greedy_by_hand(name, 12)
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    for name in "efg":
+        engine.add_request(name, name, GREEDY)
+    outputs, _ = run(engine)
+    assert "illegal memory access" in str(outputs["e"].error)
+
+
 def test_a_chunk_in_the_middle_of_a_prompt_fails_its_request_alone(tokenizer_folder: Path) -> None:
     engine = make_engine(tokenizer_folder, max_num_seqs=4, max_num_batched_tokens=8, block_size=4)
     engine.add_request("short", "s", GREEDY)

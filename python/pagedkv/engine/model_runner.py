@@ -21,7 +21,12 @@ from pagedkv.engine.input_builder import InputBuilder, StepTensors
 from pagedkv.engine.layer_caches import layer_caches
 from pagedkv.engine.model import Model
 from pagedkv.engine.rate_meter import RateMeter
-from pagedkv.engine.step_parts import join_samples, join_scores, run_in_parts
+from pagedkv.engine.step_parts import (
+    is_out_of_memory,
+    join_samples,
+    join_scores,
+    run_in_parts,
+)
 from pagedkv.engine.stopwatch import Span, Stopwatch
 from pagedkv.engine.swaps import Swaps
 from pagedkv.kv_cache import KVCache
@@ -171,7 +176,9 @@ class ModelRunner:
         """
         try:
             return self._compute(step, token_ids, graphs)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             logger.warning(
                 "step %d: %d tokens of %d requests do not fit: %s",
                 step.step_id,

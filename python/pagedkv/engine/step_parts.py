@@ -18,6 +18,19 @@ from pagedkv.sampling import TokenScores
 T = TypeVar("T")
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether it tells that the device's memory does not suffice. Not all of torch's errors that do
+    are an OutOfMemoryError: those of the CUDA runtime, as when a kernel is loaded for its first
+    launch, of cuBLAS and of ops that take a workspace say it in words.
+    """
+    words = str(error).lower()
+    return (
+        isinstance(error, torch.OutOfMemoryError)
+        or "out of memory" in words
+        or "alloc_failed" in words
+    )
+
+
 class Part(NamedTuple):
     """Rows [begin, end) of a step."""
 
