@@ -2,6 +2,7 @@
 //
 // Grid: one warp for one row (token, head). Must move 3 * T * H * D elements.
 // Instantiations: 3 types x {16-byte, single} accesses = 6.
+#include "cuda/device/global_store.cuh"
 #include "cuda/device/launch.h"
 #include "cuda/device/numeric.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
       merged.data[i] =
           (use_a ? weight_a * a.data[i] : 0.0f) + (use_b ? weight_b * b.data[i] : 0.0f);
     }
-    store_vec<kVec>(out + d, narrow<T>(merged));
+    store_global<kVec>(out + d, narrow<T>(merged));
   }
   if (params.lse != nullptr && lane == 0) {
     params.lse[token * params.lse_stride_token + head * params.lse_stride_head] =

@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "cuda/device/numeric.cuh"
+#include "cuda/device/global_store.cuh"
 #include "pagedkv/kernels/cache_params.h"
 
 namespace pagedkv::cuda {
@@ -62,12 +62,12 @@ class HeadStore {
   template <int N>
   __device__ void store(C* to, const Vec<T, N>& real) const {
     if constexpr (std::is_same_v<T, C>) {
-      store_vec<N>(to, real);
+      store_global<N>(to, real);
     } else {
       Vec<float, N> x = widen(real);
 #pragma unroll
       for (int i = 0; i < N; ++i) x.data[i] = quotient(x.data[i] * power_);
-      store_vec<N>(to, narrow<C>(x));
+      store_global<N>(to, narrow<C>(x));
     }
   }
 

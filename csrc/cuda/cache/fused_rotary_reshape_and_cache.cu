@@ -12,6 +12,7 @@
 
 #include "cuda/cache/cache_alignment.h"
 #include "cuda/cache/cache_write.cuh"
+#include "cuda/device/global_store.cuh"
 #include "cuda/device/overlapped_launch.cuh"
 #include "cuda/layers/rotation.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
@@ -133,8 +134,8 @@ __global__ void __launch_bounds__(kRotationThreads)
       if (head < first_value) rotate_halves(x[i], y[i], angles);
       if (head < first_key) {
         T* query = rows.query(head);
-        store_vec<kVec>(query + pair, x[i]);
-        store_vec<kVec>(query + half + pair, y[i]);
+        store_global<kVec>(query + pair, x[i]);
+        store_global<kVec>(query + half + pair, y[i]);
       } else if (rows.slot.written) {
         const bool is_key = head < first_value;
         const int kv_head = head - (is_key ? first_key : first_value);

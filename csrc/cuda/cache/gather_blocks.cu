@@ -3,8 +3,8 @@
 // Grid: one block for one row (token). Its sequence is found by binary search in seq_start_loc.
 // Must move T * 2 * G * D elements in and out. Instantiations: as reshape_and_cache, 18.
 #include "cuda/cache/cache_alignment.h"
+#include "cuda/device/global_store.cuh"
 #include "cuda/device/launch.h"
-#include "cuda/device/numeric.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
 
 namespace pagedkv::cuda {
@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kMaxThreads)
     T* key_at = key_to + head * params.key_stride_head + d;
     T* value_at = value_to + head * params.value_stride_head + d;
     if constexpr (std::is_same_v<T, C>) {
-      store_vec<kVec>(key_at, key);
-      store_vec<kVec>(value_at, value);
+      store_global<kVec>(key_at, key);
+      store_global<kVec>(value_at, value);
     } else {
       Vec<float, kVec> k = widen(key);
       Vec<float, kVec> x = widen(value);
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kMaxThreads)
         k.data[j] *= k_scale;
         x.data[j] *= v_scale;
       }
-      store_vec<kVec>(key_at, narrow<T>(k));
-      store_vec<kVec>(value_at, narrow<T>(x));
+      store_global<kVec>(key_at, narrow<T>(k));
+      store_global<kVec>(value_at, narrow<T>(x));
     }
   }
 }

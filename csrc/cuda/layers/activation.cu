@@ -2,6 +2,7 @@
 //
 // Grid: x walks the tokens, y the row, kItems vectors a thread. Must move 3 * T * F elements.
 // Instantiations: 3 types x 3 activations x {16-byte, single} accesses = 18.
+#include "cuda/device/global_store.cuh"
 #include "cuda/device/launch.h"
 #include "cuda/device/numeric.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
     const Vec<float, kVec> y = widen(ups[item]);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) x.data[i] = activate<kActivation, T>(x.data[i]) * y.data[i];
-    store_vec<kVec>(out + at, narrow<T>(x));
+    store_global<kVec>(out + at, narrow<T>(x));
   }
 }
 

@@ -3,6 +3,7 @@
 // Grid: one block a row. The row stays in registers between the sum of squares and the product, so
 // memory is read and written once: 2 * hidden elements a row, 4 * hidden with the residual.
 // Instantiations: 3 types x {with, without residual} x {1, 4 vectors a thread, streamed} = 18.
+#include "cuda/device/global_store.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/overlapped_launch.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
@@ -63,7 +64,7 @@ __device__ void norm_row_in_registers(const NormRow<T>& row) {
       for (int i = 0; i < kVec; ++i) wide.data[i] += old.data[i];
       // The norm is of the residual as it is stored.
       x[item] = narrow<T>(wide);
-      store_vec<kVec>(row.residual + at, x[item]);
+      store_global<kVec>(row.residual + at, x[item]);
       wide = widen(x[item]);
     }
 #pragma unroll
@@ -77,7 +78,7 @@ __device__ void norm_row_in_registers(const NormRow<T>& row) {
     const Vec<float, kVec> weight = widen(other[item]);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) wide.data[i] *= factor * weight.data[i];
-    store_vec<kVec>(row.out + at, narrow<T>(wide));
+    store_global<kVec>(row.out + at, narrow<T>(wide));
   });
 }
 

@@ -4,6 +4,7 @@
 // half a rotary_dim apart, of several heads, and reads their cosines once; anything else goes
 // element by element. Must move 2 * T * (H + G) * rotary_dim elements.
 // Instantiations: 3 types x {vectors, elements} = 6.
+#include "cuda/device/global_store.cuh"
 #include "cuda/device/overlapped_launch.cuh"
 #include "cuda/layers/rotation.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
@@ -56,8 +57,8 @@ __global__ void __launch_bounds__(kRotationThreads)
       if (first + i * step >= end) continue;
       T* row = head_row<T>(params, token, first + i * step);
       rotate_halves(x[i], y[i], angles);
-      store_vec<kVec>(row + pair, x[i]);
-      store_vec<kVec>(row + half + pair, y[i]);
+      store_global<kVec>(row + pair, x[i]);
+      store_global<kVec>(row + half + pair, y[i]);
     }
   }
 }
