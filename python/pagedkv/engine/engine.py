@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pagedkv.block_manager import Snapshot, Statistics
 from pagedkv.config import EngineConfig
+from pagedkv.engine.gpu_attention import attention_workspace, prefix_grouper
 from pagedkv.engine.input_builder import InputBuilder
 from pagedkv.engine.kv_scales import scales_for
 from pagedkv.engine.loaded_model import LoadedModel
@@ -22,7 +23,6 @@ from pagedkv.engine.model_runner import ModelRunner
 from pagedkv.engine.observer import NoObserver, RunObserver, StepWatcher
 from pagedkv.engine.output_processor import OutputProcessor
 from pagedkv.engine.pool_size import free_bytes, log_pool
-from pagedkv.engine.prefix_grouping import prefix_grouper
 from pagedkv.engine.requests import Prompt, RequestBuilder
 from pagedkv.engine.step_loop import StepLoop
 from pagedkv.engine.step_times import StepSplit
@@ -122,6 +122,7 @@ class Engine:
                 max_model_len=loaded.max_model_len,
                 device=loaded.device,
                 grouper=prefix_grouper(loaded, shape, config.cache.block_size),
+                workspace=attention_workspace(loaded, shape),
             ),
             max_num_seqs=max_num_seqs,
             vocab_size=loaded.sampled_vocab_size,

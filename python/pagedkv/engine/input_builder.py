@@ -62,9 +62,13 @@ class InputBuilder:
         max_model_len: int,
         device: torch.device | str = "cpu",
         grouper: PrefixGrouper | None = None,
+        workspace: torch.Tensor | None = None,
     ) -> None:
-        """grouper: finds the decodes that attend to a shared prefix once; None: each alone."""
+        """grouper: finds the decodes that attend to a shared prefix once; None: each alone.
+        workspace: attention's, of steps without such groups; None: each layer takes its own.
+        """
         self._grouper = grouper
+        self._workspace = workspace
         self._block_size = manager.block_size
         max_num_blocks = -(-max_model_len // manager.block_size)
         num_seqs, num_tokens = config.max_num_seqs, config.max_num_batched_tokens
@@ -151,6 +155,7 @@ class InputBuilder:
                 slot_mapping=slot_mapping,
                 max_query_len=int(step.query_lens.max(initial=1)),
                 prefix_groups=prefix_groups,
+                workspace=self._workspace if prefix_groups is None else None,
             ),
             logit_rows=logit_rows,
             sample_slots=sample_slots,

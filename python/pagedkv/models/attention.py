@@ -179,5 +179,6 @@ class Attention:
             k_scale=k_scale,
             v_scale=v_scale,
             prefix_groups=attn_metadata.prefix_groups,
+            workspace=attn_metadata.workspace,
         )
         return out.flatten(1)

@@ -32,8 +32,8 @@ class AttentionMetadata:
     seq_lens: int32 [num_seqs], this step's tokens included. query_start_loc: int32 [num_seqs +
     1], sequence s has the tokens query_start_loc[s] .. query_start_loc[s + 1]. slot_mapping:
     int64 [num_tokens], slot = block_id * block_size + offset, -1 writes nothing. max_query_len:
-    the most tokens of any sequence. prefix_groups: int32 [num_groups, 3], as
-    pagedkv.ops.paged_attention has it, or None.
+    the most tokens of any sequence. prefix_groups: int32 [num_groups, 3], and workspace: uint8,
+    as pagedkv.ops.paged_attention has them, or None; all layers may use one workspace.
     """
 
     block_tables: torch.Tensor
@@ -42,3 +42,4 @@ class AttentionMetadata:
     slot_mapping: torch.Tensor
     max_query_len: int
     prefix_groups: torch.Tensor | None = None
+    workspace: torch.Tensor | None = None
