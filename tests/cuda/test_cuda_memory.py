@@ -134,8 +134,8 @@ def test_on_a_full_card_a_step_runs_in_parts(device, caplog, enforce_eager: bool
     right = answers(engine_on(device, "float32", **options), prompts, GREEDY)
     engine = engine_on(device, "float32", **options)
     answers(engine, [[1, 2]], GREEDY)  # libraries set themselves up
-    # The whole step takes more than 57 MiB at once. Of what is left torch takes pieces of 20 MiB for
-    # tensors of 1 to 10, and of 2 for smaller ones.
+    # The whole step takes more than 57 MiB at once. Of what is left torch takes pieces of 20 MiB
+    # for tensors of 1 to 10, and of 2 for smaller ones.
     held = fill(device, 44 * 2**20)
     engine.reset_prefix_cache()
     with caplog.at_level("WARNING"):

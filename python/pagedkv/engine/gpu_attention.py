@@ -14,9 +14,7 @@ from pagedkv.engine.loaded_model import LoadedModel
 from pagedkv.kv_cache import CacheShape
 
 
-def prefix_grouper(
-    loaded: LoadedModel, shape: CacheShape, block_size: int
-) -> PrefixGrouper | None:
+def prefix_grouper(loaded: LoadedModel, shape: CacheShape, block_size: int) -> PrefixGrouper | None:
     """By what sharing costs on a GPU. On a CPU every sequence reads its prefix itself."""
     if loaded.device.type == "cpu":
         return None
