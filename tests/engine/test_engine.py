@@ -131,6 +131,24 @@ def test_padding_rows_of_the_embedding_are_never_sampled(tokenizer_folder: Path)
         assert max(answer(tokenizer_folder, "pad", params).outputs[0].token_ids) < 258
 
 
+def test_the_head_runs_on_the_rows_that_sample_alone(tokenizer_folder: Path) -> None:
+    engine = make_engine(tokenizer_folder, max_num_seqs=2, max_num_batched_tokens=8)
+    fake, num_rows = fake_of(engine), []
+    compute = fake.compute_logits
+
+    def counted(hidden: torch.Tensor) -> torch.Tensor:
+        num_rows.append(len(hidden))
+        return compute(hidden)
+
+    fake.compute_logits = counted  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    engine.add_request("short", "s", params)
+    engine.add_request("long", "of eighteen tokens", params)
+    run(engine)
+    # Chunks of 7 beside the short one's token each, and the last 4 of the prompt.
+    assert num_rows == [1, 1, 2, 2, 1, 1]
+
+
 @pytest.mark.parametrize("max_tokens", [1, 2, 17])
 def test_max_tokens_ends_with_length(tokenizer_folder: Path, max_tokens: int) -> None:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
