@@ -131,8 +131,6 @@ def link_rate() -> float:
 def loaded(folder: Path) -> LoadedModel:
     """As pagedkv.engine.loading has it, but for the tokenizer, which these weights have not."""
     checkpoint = open_checkpoint(folder)
-    config = EngineConfig.from_options(str(folder), **OPTIONS)
-    log_prediction(config, checkpoint.config, torch.bfloat16, torch.device("cuda", 0))
     tensors = shown(checkpoint.tensors("cuda"), len(checkpoint.tensor_names))
     model = load_model(
         checkpoint.config, tensors, dtype=torch.bfloat16, device="cuda", max_model_len=32768
@@ -180,8 +178,14 @@ def measure(folder: Path, num_bytes: int, state: str, link: float, notes: list[s
 def start(folder: Path, num_layers: int) -> list[rows.Row]:
     """From nothing to an engine that can take requests."""
     config = EngineConfig.from_options(str(folder), **OPTIONS)
+
+    def predicted_and_loaded() -> Engine:
+        shape = open_checkpoint(folder).config
+        log_prediction(config, shape, torch.bfloat16, torch.device("cuda", 0))
+        return Engine(loaded(folder), config)
+
     makers: dict[str, Callable[[], object]] = {
-        "these weights": lambda: Engine(loaded(folder), config),
+        "these weights": predicted_and_loaded,
         "random weights": lambda: Engine.from_config(config),
     }
     made = []
