@@ -4,7 +4,10 @@ On a GPU it is compared with what is then used (tests/cuda/test_cuda_memory.py).
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -109,6 +112,21 @@ def test_a_cpu_has_no_graphs_and_a_pool_by_options_alone() -> None:
     assert (one.graphs_bytes, one.libraries_bytes) == (0, 0)
     assert one.num_blocks == 16 * 512 // 16
     assert (one.weights_bytes, one.step_bytes) == (plan().weights_bytes, plan().step_bytes)
+
+
+def test_a_prediction_imports_no_compiler() -> None:
+    """torch's would come with a dispatch mode, and cost each start seconds."""
+    program = (
+        "import json, sys, torch\n"
+        "from pagedkv.config import EngineConfig\n"
+        "from pagedkv.engine.memory_plan import predict\n"
+        "config = EngineConfig.from_options('m', max_num_seqs=16)\n"
+        "predict(config, json.loads(sys.argv[1]), torch.bfloat16, gpu_bytes=2**37)\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program, json.dumps(CONFIG)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "False\n"
 
 
 def test_graphs_are_counted_unless_there_are_none() -> None:

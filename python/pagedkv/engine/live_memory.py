@@ -35,6 +35,11 @@ class LiveMemory(TorchDispatchMode):
         self.now = 0
         self.peak = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch's hook: keeping its compiler out of here would first import that, for seconds."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
