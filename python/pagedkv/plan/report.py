@@ -49,7 +49,7 @@ def _memory(plan: Plan) -> str:
     memory, total = plan.fit.memory, plan.gpu.memory_bytes
     rows = [
         ("weights, tables of positions", _gib(memory.weights_bytes)),
-        ("largest step", _gib(memory.step_bytes)),
+        ("activations of the largest step", _gib(memory.step_bytes)),
         ("CUDA graphs", _gib(memory.graphs_bytes)),
         ("CUDA, its libraries, kernels", _gib(memory.libraries_bytes)),
         ("pool of blocks", _gib(memory.pool_bytes)),
