@@ -4,13 +4,12 @@ server that is not there, another program, a key that lacks.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import queue
 import socket
 import threading
-import urllib.error
-import urllib.request
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,15 +46,9 @@ def base_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A key is sent to the server that it was given for, and to no other."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
 class Connection:
-    """One server. Frames are read by a thread of its own, so that the screen never waits.
+    """One server. Frames are read by a thread of its own, so that the screen never waits. A key is
+    sent to this server and no other: neither proxies nor redirections are followed.
 
     Example::
 
@@ -70,10 +63,14 @@ class Connection:
         self._headers = {"Accept": "*/*"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
-        self._response = self._open(STREAM_PATH, silence_s)
         self._lines: queue.Queue[Frame | Exception] = queue.Queue()
-        self.start = self._checked_start()
+        self._response, self._socket = self._open(STREAM_PATH, silence_s)
+        try:
+            self.start = self._checked_start()
+        except BaseException:
+            self._response.close()
+            self._socket.close()
+            raise
         self._thread = threading.Thread(target=self._read, name="frames", daemon=True)
         self._thread.start()
 
@@ -86,7 +83,15 @@ class Connection:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """The reader is a daemon: where it waits for a line, nobody waits for it."""
+        self.close()
+
+    def close(self) -> None:
+        """The server knows at once that nobody watches any more."""
+        with contextlib.suppress(OSError):  # it has gone already
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reader
+        self._thread.join()
+        self._response.close()
+        self._socket.close()
 
     def frames(self, timeout_s: float) -> list[Frame]:
         """What has come; if nothing has, the first that comes within timeout_s.
@@ -112,39 +117,49 @@ class Connection:
     def metrics(self) -> str:
         """The text of /metrics; empty where it does not come."""
         try:
-            with self._open(METRICS_PATH, _CONNECT_S) as response:
-                return bytes(response.read(_MAX_METRICS_BYTES)).decode("utf-8", "replace")
+            response, reader = self._open(METRICS_PATH, _CONNECT_S)
+            with reader, response:
+                return response.read(_MAX_METRICS_BYTES).decode("utf-8", "replace")
         except (RuntimeError, OSError, http.client.HTTPException):
             return ""
 
-    def _open(self, path: str, timeout_s: float) -> Any:
-        request = urllib.request.Request(self.base + path, headers=self._headers)
+    def _open(self, path: str, timeout_s: float) -> tuple[http.client.HTTPResponse, socket.socket]:
+        parts = urlsplit(self.base)
+        kind = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
+        connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
         try:
-            return self._opener.open(request, timeout=timeout_s)
-        except urllib.error.HTTPError as error:
-            raise RuntimeError(self._refusal(error)) from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            if isinstance(reason, http.client.HTTPException):
-                raise RuntimeError(self._not_one(f"it speaks no HTTP ({reason!r:.99})")) from None
-            if isinstance(reason, (TimeoutError, socket.timeout)):
-                reason = f"no answer within {timeout_s:.0f} seconds"
-            told = getattr(reason, "strerror", None) or reason
+            connection.request("GET", parts.path + path, headers=self._headers)
+            reader = connection.sock
+            response = connection.getresponse()
+        except http.client.HTTPException as error:
+            connection.close()
+            raise RuntimeError(self._not_one(f"it speaks no HTTP ({error!r:.99})")) from None
+        except OSError as error:
+            connection.close()
+            told: object = error.strerror or error
+            if isinstance(error, TimeoutError):
+                told = f"no answer within {timeout_s:.0f} seconds"
             raise RuntimeError(
                 f"cannot reach {self.base}: {told}. Is `pagedkv serve` running there?"
             ) from None
+        if response.status != 200:
+            with reader, response:
+                raise RuntimeError(self._refusal(path, response))
+        return response, reader
 
-    def _refusal(self, error: urllib.error.HTTPError) -> str:
+    def _refusal(self, path: str, response: http.client.HTTPResponse) -> str:
         """Of a status that is not 200, in words."""
         try:
-            message = json.loads(error.read(2**16))["error"]["message"]
-        except (ValueError, TypeError, KeyError, OSError):
+            message = json.loads(response.read(2**16))["error"]["message"]
+        except (ValueError, TypeError, KeyError, OSError, http.client.HTTPException):
             message = None
-        if error.code == 401:
+        if response.status == 401:
             return f"{self.base} needs an API key: --api-key KEY, or PAGEDKV_API_KEY"
-        if message is None or error.code == 404:
-            return self._not_one(f"GET {STREAM_PATH} is answered with {error.code}")
-        return f"{self.base}: {error.code}: {message}"
+        if message is None or response.status == 404:
+            return self._not_one(f"GET {path} is answered with {response.status}")
+        return f"{self.base}: {response.status}: {message}"
 
     def _not_one(self, why: str) -> str:
         return f"{self.base} is not a pagedkv server with a live view: {why}"
