@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from watched import Watched, watched
@@ -82,7 +81,7 @@ def test_queues_requests_and_rates_are_the_engines(
 def test_the_screen_has_them_too(slow: Watched, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = top(capsys, slow.served.url)
     assert code == 0
-    for words in ("  fake  http", "running 2 of 2  waiting 1", "user a", "waits for one of 2 slots"):
+    for words in ("  fake  http", "running 2 of 2  waiting 1", "user a", "waits for one of 2"):
         assert words in out, words
 
 
