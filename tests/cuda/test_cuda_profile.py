@@ -42,15 +42,15 @@ def test_it_says_how_long_the_gpu_is_busy_and_with_what(tmp_path: Path) -> None:
 
 
 def test_it_says_what_of_swaps_is_beside_kernels(tmp_path: Path) -> None:
-    """13 of 16 requests start, and each asks for a fourth block at its 65th token; those that are
-    swapped then come back when the others have ended, 40 tokens later.
+    """16 requests of 9 blocks start; the first swaps are needed at their 33rd token, the next ones
+    16 and 32 steps later.
     """
-    num_steps, options = 40, ["--num-gpu-blocks-override", "40", "--block-size", "64"]
+    num_steps, options = 40, ["--num-gpu-blocks-override", "164"]
     options += ["--swap-space", "0.2", "--preemption-mode", "swap"]
-    deep = {"num_hidden_layers": 12}  # runs of memory so long that the copy engines move them
+    deep = {"num_hidden_layers": 40}  # blocks so large that the copy engines move them
     output = bench(tmp_path, num_steps, *options, "--json", **deep)
     ways = {one["way"]: one for one in json.loads(output.splitlines()[-1])["gpu"]["swaps"]}
-    assert "in" in ways
+    assert "out" in ways
     for one in ways.values():
         assert one["num_copies"] > 0
         assert 0 <= one["beside_s"] <= one["busy_s"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_model import make_engine
 from harness import GREEDY, run
 
+from pagedkv.engine import benchmarking
 from pagedkv.engine.benchmarking import random_prompts, run_offline
 from pagedkv.engine.gpu_timeline import (
     Activity,
@@ -54,6 +56,37 @@ def test_a_failed_request_ends_the_measurement(tokenizer_folder: Path) -> None:
     engine._runner._model.is_bad = lambda context: True  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="a request failed: the model produced NaN"):
         run_offline(engine, [[1, 2]], 4)
+
+
+@pytest.mark.parametrize(("num_blocks", "swapped"), [(40, False), (12, True)])
+def test_it_is_looked_from_the_first_swap_on_if_there_will_be_one(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, num_blocks: int, swapped: bool
+) -> None:
+    engine = make_engine(
+        tokenizer_folder,
+        block_size=4,
+        num_gpu_blocks_override=num_blocks,
+        watermark=0.0,
+        swap_space=1e-4,
+        preemption_mode="swap",
+    )
+    seen = []
+
+    def recorded(run: Callable[[], object]) -> list[Activity]:
+        seen.append((engine.step_split.num_steps, engine.statistics().num_swapped_out > 0))
+        run()
+        seen.append((engine.step_split.num_steps, engine.statistics().num_swapped_out > 0))
+        return [Activity("kernel", 7, 0, 3)]
+
+    monkeypatch.setattr(benchmarking, "record", recorded)
+    split = benchmarking.watch_gpu(engine, [[1] * 8, [2] * 8], 5, output_lens=[30, 20])
+    assert split.num_steps == 5
+    (begin, was_swapped), (end, _) = seen
+    assert end - begin == 5
+    assert was_swapped == swapped
+    # Both prompts in one step and 8 more; or both, and tokens until 13 blocks are wanted.
+    assert begin == (18 if swapped else 9)
+    assert not engine.has_work
 
 
 def test_prompts_are_the_same_each_time() -> None:

@@ -80,7 +80,7 @@ def watch_gpu(
     output_lens: Sequence[int] | None = None,
 ) -> GpuSplit:
     """What a GPU does in num_steps steps: decodes, after the prompts and a few steps more; or,
-    where the pool is too small for all, the steps from the first swap on.
+    where the pool is too small for all, the steps from the first swap or the first end on.
 
     Args:
         output_lens: tokens of each answer; None: more than so many steps need.
@@ -89,10 +89,16 @@ def watch_gpu(
     for i, prompt in enumerate(prompts):
         params = SamplingParams(temperature=0.6, max_tokens=lens[i], ignore_eos=True)
         engine.add_request(f"watched {i}", prompt, params)
-    before = engine.statistics().num_swapped_out
-    while engine.num_waiting and engine.statistics().num_swapped_out == before:
-        engine.step()
-    if engine.statistics().num_swapped_out == before:
+    before, size = engine.statistics(), engine.cache_view().snapshot.block_size
+    at_ends = sum(-(-(len(prompt) + n) // size) for prompt, n in zip(prompts, lens, strict=True))
+    if at_ends > before.num_blocks:
+        is_first = False
+        while not is_first:
+            has_ended = bool(engine.step().finished)
+            is_first = has_ended or engine.statistics().num_swapped_out > before.num_swapped_out
+    else:
+        while engine.num_waiting:
+            engine.step()
         for _ in range(8):
             engine.step()
 

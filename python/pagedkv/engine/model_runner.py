@@ -163,8 +163,12 @@ class ModelRunner:
             num_wanted = request.sampling_params.prompt_logprobs
             self._num_prompt_logprobs[admitted.slot] = -1 if num_wanted is None else num_wanted
             self._prompt_lens[admitted.slot] = request.prompt_len
-        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            self._move_blocks(step)
+        on_stream = (
+            contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        )
+        with on_stream, self._swaps.around(step, lambda: self._inputs.written_blocks(step)):
+            if step.copies.size:  # may read what has come in
+                self._kv_cache.copy_blocks(torch.from_numpy(step.copies))
             launched = self._try(step, token_ids, self._graphs)
             return self._in_parts(step, token_ids) if launched is None else launched
 
@@ -374,12 +378,6 @@ class ModelRunner:
             logits = call_functions(logits, ruled)
             edits = edit_tensors(ruled, logits.shape[0], logits.device)
         return self._keep(choose(logits, tensors.draws, edits), tensors)
-
-    def _move_blocks(self, step: ScheduledStep) -> None:
-        """Run the step's pairs."""
-        self._swaps.run(step, lambda: self._inputs.written_blocks(step))
-        if step.copies.size:  # may read what has come in
-            self._kv_cache.copy_blocks(torch.from_numpy(step.copies))
 
 
 def _is_decode(step: ScheduledStep) -> bool:

@@ -4,6 +4,7 @@ that asks for it, which waits only for what it touches.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,13 +13,13 @@ from numpy.typing import NDArray
 
 from pagedkv.engine.stopwatch import Span, Stopwatch
 from pagedkv.kv_cache import KVCache
-from pagedkv.records import ScheduledStep
+from pagedkv.records import ScheduledStep, no_pairs
 
 
 class Swaps:
     """What moves out was written by earlier steps, so it waits for these. Its blocks are free from
-    then on: those that the step writes to move first, and the step waits for them alone; later
-    steps may write to any, and wait for all.
+    then on: those that the step writes to move first, and the step waits for them alone; the others
+    move once it is on its way, and later steps, which may write to any, wait for all.
 
     What comes in goes to blocks that no launched step touches (those given up beside one drain
     until it has ended), and comes from CPU blocks that earlier moves have filled. So it need only
@@ -33,73 +34,89 @@ class Swaps:
         self._inward: torch.cuda.Stream | None = None
         self._outward: torch.cuda.Stream | None = None
         self._last_out: torch.cuda.Event | None = None
-        self._under_way: list[tuple[int, Span]] = []  # bytes
+        self._under_way: list[tuple[int, list[Span]]] = []  # bytes
         if stream is not None and cache.num_cpu_blocks:
             self._inward = torch.cuda.Stream(stream.device)  # type: ignore[no-untyped-call]
             self._outward = torch.cuda.Stream(stream.device)  # type: ignore[no-untyped-call]
 
-    def run(self, step: ScheduledStep, written_blocks: Callable[[], NDArray[np.int64]]) -> None:
-        """Start what a step asks for. REQUIRES the steps' stream to be current.
+    @contextlib.contextmanager
+    def around(
+        self, step: ScheduledStep, written_blocks: Callable[[], NDArray[np.int64]]
+    ) -> Iterator[None]:
+        """Start what a step asks for; within it the step is launched, whether that fails or not.
+        REQUIRES the steps' stream to be current.
 
         Args:
             written_blocks: blocks of the pool that the step's tokens are written to.
         """
         if self._last_out is not None and self._steps is not None:
             self._steps.wait_event(self._last_out)
-        if step.swap_out.size:
-            self._count(step.swap_out, self._take_out(step, written_blocks))
+        first, later = self._in_order(step, written_blocks)
+        outward: list[Span] = []
+        if self._outward is not None and self._steps is not None and step.swap_out.size:
+            self._outward.wait_stream(self._steps)
+        if first.size:
+            outward.append(self._take_out(first))
+            if self._last_out is not None and self._steps is not None:
+                self._steps.wait_event(self._last_out)
         if step.swap_in.size:
-            self._count(step.swap_in, self._bring_in(torch.from_numpy(step.swap_in)))
+            self._count(step.swap_in, [self._bring_in(step.swap_in)])
+        try:
+            yield
+        finally:
+            if later.size:
+                outward.append(self._take_out(later))
+            self._count(step.swap_out, outward)
 
     def ended(self) -> Iterator[tuple[int, float]]:
-        """Bytes and seconds of each move that has ended since the last call."""
+        """Bytes and seconds of what steps have moved out or in and has ended since the last call,
+        each way of a step for itself.
+        """
         under_way, self._under_way = self._under_way, []
-        for num_bytes, span in under_way:
-            if span.has_ended():
-                yield num_bytes, span.seconds()
+        for num_bytes, spans in under_way:
+            if all(span.has_ended() for span in spans):
+                yield num_bytes, sum(span.seconds() for span in spans)
             else:
-                self._under_way.append((num_bytes, span))
+                self._under_way.append((num_bytes, spans))
 
-    def _count(self, pairs: NDArray[np.int64], span: Span) -> None:
-        self._under_way.append((len(pairs) * self._cache.bytes_per_block, span))
-
-    def _take_out(
+    def _in_order(
         self, step: ScheduledStep, written_blocks: Callable[[], NDArray[np.int64]]
-    ) -> Span:
-        if self._outward is None or self._steps is None:
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What moves out before the step is launched, and what after."""
+        if self._outward is None or not step.swap_out.size:
+            return step.swap_out, no_pairs()
+        if step.swap_in.size:  # may be what goes out in the same step
+            return step.swap_out, no_pairs()
+        return split(step.swap_out, np.concatenate([written_blocks(), step.copies[:, 1]]))
+
+    def _count(self, pairs: NDArray[np.int64], spans: list[Span]) -> None:
+        if spans:
+            self._under_way.append((len(pairs) * self._cache.bytes_per_block, spans))
+
+    def _take_out(self, pairs: NDArray[np.int64]) -> Span:
+        with _on(self._outward):
             begin = self._watch.mark()
-            self._cache.swap_out(torch.from_numpy(step.swap_out))
-            return Span(begin, self._watch.mark())
-        touched = np.concatenate([written_blocks(), step.copies[:, 1]])
-        first, rest = split(step.swap_out, touched)
-        self._outward.wait_stream(self._steps)
-        with torch.cuda.stream(self._outward):
-            begin = end = self._watch.mark()
-            for pairs in (first, rest):
-                if pairs.size:
-                    self._cache.swap_out(torch.from_numpy(pairs))
-                    end = self._watch.mark()
-                if pairs is first and first.size:
-                    assert isinstance(end, torch.cuda.Event)
-                    self._steps.wait_event(end)
-        assert isinstance(end, torch.cuda.Event)
-        self._last_out = end
+            self._cache.swap_out(torch.from_numpy(pairs))
+            end = self._watch.mark()
+        if isinstance(end, torch.cuda.Event):
+            self._last_out = end
         return Span(begin, end)
 
-    def _bring_in(self, pairs: torch.Tensor) -> Span:
-        if self._inward is None or self._steps is None:
-            begin = self._watch.mark()
-            self._cache.swap_in(pairs)
-            return Span(begin, self._watch.mark())
-        with torch.cuda.stream(self._inward):
-            if self._last_out is not None:
+    def _bring_in(self, pairs: NDArray[np.int64]) -> Span:
+        with _on(self._inward):
+            if self._inward is not None and self._last_out is not None:
                 self._inward.wait_event(self._last_out)
             begin = self._watch.mark()
-            self._cache.swap_in(pairs)
+            self._cache.swap_in(torch.from_numpy(pairs))
             end = self._watch.mark()
-        assert isinstance(end, torch.cuda.Event)
-        self._steps.wait_event(end)
+        if isinstance(end, torch.cuda.Event) and self._steps is not None:
+            self._steps.wait_event(end)
         return Span(begin, end)
+
+
+def _on(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[object]:
+    """Work goes to the stream; None: on a CPU, to nowhere else."""
+    return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def split(
