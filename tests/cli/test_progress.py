@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pagedkv.cli.progress import progress
@@ -46,7 +47,7 @@ def test_a_pipe_gets_nothing(capsys: Any) -> None:
     assert (shown.out, shown.err) == ("", "")
 
 
-def test_commands_count_what_has_ended(run: Any, monkeypatch: Any) -> None:
+def test_commands_count_what_has_ended(run: Any, monkeypatch: Any, tmp_path: Path) -> None:
 
     seen: list[Any] = []
 
@@ -55,7 +56,7 @@ def test_commands_count_what_has_ended(run: Any, monkeypatch: Any) -> None:
         seen.append((words, total))
         yield lambda: seen.append("one")
 
-    for name in ("bench", "generate"):  # the package has functions of these names
+    for name in ("bench", "generate", "replay"):  # the package has functions of these names
         monkeypatch.setattr(importlib.import_module(f"pagedkv.cli.{name}"), "progress", noted)
     many = ["-p", "a", "-p", "b", "--max-tokens", "3"]
     assert run("generate", "fake", *many, "--json").code == 0
@@ -66,3 +67,15 @@ def test_commands_count_what_has_ended(run: Any, monkeypatch: Any) -> None:
     small = ["--num-prompts", "3", "--input-len", "4", "--output-len", "5"]
     assert run("bench", "fake", *small).code == 0
     assert seen == [("answers", 3), "one", "one", "one"]
+    seen.clear()
+    path = str(tmp_path / "run.jsonl")
+    more = [*many, "--max-tokens", "40", "--ignore-eos"]
+    assert run("generate", "fake", *more, "--record", path).code == 0
+    assert run("replay", path).code == 0
+    (total,) = (one[1] for one in seen if isinstance(one, tuple))
+    assert seen[0][0] == "steps"
+    assert total == seen.count("one") > 0
+    seen.clear()
+    assert run("replay", path, "--max-num-seqs", "1").code == 0
+    assert seen[0] == ("steps", total // 2 * 3)
+    assert seen.count("one") > total

@@ -146,8 +146,10 @@ def test_the_readme_commands_run(run: Any, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     section = README.split("## Record and replay")[1].split("\n## ")[0]
     commands = re.findall(r"^\$ pagedkv (.*)$", section, flags=re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         args = shlex.split(command.replace("smollm2", "fake"), comments=True)
+        if args[0] == "inspect":  # without a file to write, it shows the page until Ctrl-C
+            args += ["-o", "run.html"]
         result = run(*args)
         assert result.code == 0, (command, result.err)

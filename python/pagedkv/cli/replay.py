@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from pagedkv.cli.progress import progress
+
 Recorded = Annotated[Path, typer.Argument(help="Written by --record.", metavar="FILE")]
 
 _OTHER = "Other settings"
@@ -95,7 +97,11 @@ def replay(
     }
     given = {name: value for name, value in options.items() if value is not None}
     recording = load(file)
-    comparison = compare(recording, changed_settings(settings_of(recording), **given))
+    before = settings_of(recording)
+    after = changed_settings(before, **given)
+    num_runs = 3 if before.differences(after) else 2
+    with progress("steps", num_runs * len(recording.steps)) as count:
+        comparison = compare(recording, after, on_step=count)
     print(json.dumps(json_report(comparison)) if as_json else text_report(comparison))
 
 

@@ -5,7 +5,7 @@ row, block, preemption, reason and counter of every step.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pagedkv.replay.driving import Drive
 from pagedkv.replay.fields import Line, field
@@ -15,13 +15,16 @@ from pagedkv.replay.sources import AsRecorded, DivergedError
 _REMEMBERED = {"miss_reason", "evicted_in", "evicted_for", "missed"}
 
 
-def first_difference(recording: Recording) -> str | None:
+def first_difference(
+    recording: Recording, on_step: Callable[[], None] = lambda: None
+) -> str | None:
     """What the first step that is decided otherwise differs in; None: there is none."""
     drive = Drive(AsRecorded(recording), recording.cache, recording.scheduler, recording.facts)
     notes = _notes_by_step(recording)
     try:
         replayed = itertools.islice(drive.steps(), len(recording.steps))
         for number, (old, new) in enumerate(itertools.zip_longest(recording.steps, replayed), 1):
+            on_step()
             if new is None:
                 return f"step {number} was recorded, but there is nothing left to run"
             for what, was, now in _pairs(old, new, next(notes)):

