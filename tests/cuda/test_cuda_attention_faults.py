@@ -7,6 +7,7 @@ and block sizes. Caches beyond 2^31 elements: test_cuda_beyond_2_31.py.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -213,6 +214,29 @@ def test_strides_of_lse_are_honoured(path, device) -> None:
     ):
         paged_attention(torch.empty_like(query), lse, **problem.operands)
         assert same_bits(lse.contiguous(), want)
+
+
+@pytest.mark.parametrize("path", [*PATHS, "prefix"])
+def test_tables_lengths_slopes_and_scales_may_be_parts_of_larger_tensors(path, device) -> None:
+    shared = Case("prefix", decode(*[300] * 12), groups=((0, 12, 17),))
+    case = replace((PATHS | {"prefix": shared})[path], alibi=True, scale_per_head=True)
+    problem = Problem(case, device)
+    want, want_lse = problem.run()
+    operands = problem.operands
+    tables = operands["block_tables"]
+    wide = torch.full((len(tables) + 1, tables.size(1) + 8), POISON_ID, dtype=torch.int32)
+    moved = {"block_tables": wide.to(device)[1:, 3:-5].copy_(tables)}
+    for name in ("seq_lens", "query_start_loc"):
+        size = len(operands[name])
+        junk = torch.full((size + 4,), POISON_ID, dtype=torch.int32, device=device)
+        moved[name] = junk[1 : size + 1].copy_(operands[name])
+    for step, name in enumerate(("alibi_slopes", "k_scale", "v_scale"), start=2):
+        if name in operands:
+            junk = torch.full((step * len(operands[name]),), math.nan, device=device)
+            moved[name] = junk[::step].copy_(operands[name])
+    out, lse = problem.run(**moved)
+    assert same_bits(out, want)
+    assert same_bits(lse, want_lse)
 
 
 @pytest.mark.parametrize("group", [1, 4, 8])

@@ -7,9 +7,11 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from calls import CALLS
 from operands import DTYPES, FLOAT8, assert_same
 from torch import Tensor
 
@@ -142,8 +144,8 @@ def test_strides_of_new_keys_and_of_the_cache_are_honoured(cache_dtype, layout, 
     ops.reshape_and_cache(*moved, *gap, slots, **scales)
     for got, expected in zip(gap, want, strict=True):
         assert_same(got.contiguous(), expected)
-    starts = torch.tensor([0, 20], dtype=torch.int32, device=device)
-    table = torch.tensor([[2, 0]], dtype=torch.int32, device=device)
+    starts = torch.tensor([0, 12, 20], dtype=torch.int32, device=device)
+    table = torch.tensor([[9, 2, 9], [9, 0, 9]], dtype=torch.int32, device=device)[:, 1:2]
     plain = [torch.empty_like(key) for _ in range(2)]
     ops.gather_blocks(*plain, *want, table, starts, **scales)
     strided = [layouts(torch.zeros_like(key))[layout] for _ in range(2)]
@@ -165,15 +167,30 @@ def test_positions_do_not_begin_at_zero_after_a_prefix_hit(device) -> None:
     assert_same(tail[1], whole[1][24:])
 
 
-@pytest.mark.parametrize("block_size", [16, 256])
+def pool_of(
+    shape: tuple[int, int, int, int, int], block_major: bool, device: torch.device | None
+) -> Tensor:
+    """Random bf16 [layers, 2, blocks, heads, block_size, dim]. block_major: as the engine's, in
+    which a block is one run of memory over all layers. device None: in pinned memory."""
+    layers, blocks, *inner = shape
+    order = (blocks, layers, 2) if block_major else (layers, 2, blocks)
+    made = torch.randn(*order, *inner).bfloat16()
+    made = made.pin_memory() if device is None else made.to(device)
+    return made.permute(1, 2, 0, 3, 4, 5) if block_major else made
+
+
+# The last by the copy engines, which take runs of 256 KiB.
+@pytest.mark.parametrize(
+    ("block_size", "block_major"), [(16, False), (16, True), (256, False), (256, True)]
+)
 def test_swaps_copies_and_attention_on_streams_of_their_own_follow_their_events(
-    block_size, device
+    block_size, block_major, device
 ) -> None:
     # Out to pinned memory, back into other blocks, one more copy, attention: each on a stream of
     # its own behind the event of the one before, with delays that show a missing wait.
     heads, dim, blocks = 2, 64, 6
-    pool = torch.randn(2, 2, blocks, heads, block_size, dim, device=device).bfloat16()
-    pinned = torch.zeros(2, 2, 3, heads, block_size, dim).bfloat16().pin_memory()
+    pool = pool_of((2, blocks, heads, block_size, dim), block_major, device)
+    pinned = pool_of((2, 3, heads, block_size, dim), block_major, None)
     query = torch.randn(2, 4, dim, device=device).bfloat16()
     lengths = torch.tensor([block_size + 5, 2 * block_size], dtype=torch.int32, device=device)
     starts = torch.tensor([0, 1, 2], dtype=torch.int32, device=device)
@@ -219,10 +236,11 @@ def test_swaps_copies_and_attention_on_streams_of_their_own_follow_their_events(
     assert_same(out, want)
 
 
-def test_a_swap_leaves_the_host_free(device) -> None:
+@pytest.mark.parametrize("block_major", [False, True])
+def test_a_swap_leaves_the_host_free(block_major, device) -> None:
     # Behind a delay on the device the call returns before the copy has run.
-    pool = torch.ones(1, 2, 4, 2, 256, 128, device=device).bfloat16()
-    pinned = torch.zeros_like(pool, device="cpu").pin_memory()
+    pool = pool_of((1, 4, 2, 256, 128), block_major, device)
+    pinned = pool_of((1, 4, 2, 256, 128), block_major, None)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     ops.swap_blocks(pool, pinned, torch.tensor([[0, 0]]))  # loads the kernel
@@ -233,41 +251,45 @@ def test_a_swap_leaves_the_host_free(device) -> None:
         ended = stream.record_event()
     assert not ended.query()
     ended.synchronize()
-    assert (pinned[:, :, 1] == 1).all()
+    assert_same(pinned[:, :, 1], pool[:, :, 1].cpu())
 
 
 AFTER_A_FAULT = """
+import sys
 import torch
+sys.path[:0] = sys.argv[1:]
+from calls import CALLS
+from test_cuda_every_op import moved
 from pagedkv import ops
-x = torch.ones(4, 64, device="cuda")
-pool = torch.zeros(1, 2, 2, 1, 16, 64, device="cuda")
-pinned = torch.zeros(1, 2, 2, 1, 16, 64).pin_memory()
-out, weight = torch.ones(4, 32, device="cuda"), torch.ones(64, device="cuda")
+calls = [(name, op, moved(make(), "cuda")) for name, (op, make) in CALLS.items()]
+pinned = torch.zeros(2, 2, 3, 2, 2, 4).pin_memory()
+calls += [("swap_blocks, out", op, {**call, "destination": pinned})
+          for name, op, call in calls if name == "swap_blocks"]
+x, pool = torch.ones(1, 1, 64, device="cuda"), torch.zeros(2, 2, 1, 16, 64, device="cuda")
 far = torch.tensor([2**50], device="cuda")  # on a GPU a slot is the caller's promise
-ops.reshape_and_cache(x[:1].view(1, 1, 64), x[:1].view(1, 1, 64), pool[0, 0], pool[0, 1], far)
+torch.cuda.synchronize()
+ops.reshape_and_cache(x, x, *pool, far)
 try:
     torch.cuda.synchronize()
 except RuntimeError:
     print("the device has failed")
-for name, call in {
-    "rms_norm": lambda: ops.rms_norm(x, x, weight, 1e-5),
-    "silu_and_mul": lambda: ops.silu_and_mul(out, x),
-    "copy_blocks": lambda: ops.copy_blocks(pool, torch.tensor([[0, 1]])),
-    "swap_blocks": lambda: ops.swap_blocks(pool, pinned, torch.tensor([[0, 1]])),
-}.items():
+for name, op, call in calls:
     try:
-        call()
+        getattr(ops, op)(**call)
         print(name, "returned")
     except RuntimeError as error:
-        print(name, "raised:", error)
+        print(name, "raised:", str(error).splitlines()[0])
 """
 
 
 def test_failed_cuda_calls_raise(device) -> None:
     # In a process of its own: a device that has failed stays so.
+    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "ops")]
     run = subprocess.run(
-        [sys.executable, "-c", AFTER_A_FAULT], capture_output=True, text=True, check=False
+        [sys.executable, "-c", AFTER_A_FAULT, *folders], capture_output=True, text=True, check=False
     )
     assert "the device has failed" in run.stdout, run.stdout + run.stderr
     assert "returned" not in run.stdout, run.stdout
-    assert len(re.findall(r"raised: .*illegal memory access", run.stdout)) == 4, run.stdout
+    assert run.stdout.count(" raised: ") == len(CALLS) + 1, run.stdout + run.stderr
+    for op in ("rms_norm", "silu_and_mul", "copy_blocks", "swap_blocks", "swap_blocks, out"):
+        assert re.search(f"^{op} raised: .*illegal memory access", run.stdout, re.M), run.stdout

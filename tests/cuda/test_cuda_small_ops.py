@@ -61,15 +61,16 @@ def test_norms(make, dtype, tokens, hidden, device) -> None:
 @pytest.mark.parametrize("neox", [True, False])
 @pytest.mark.parametrize(("dim", "rotary"), [(128, 128), (80, 20), (46, 46), (64, 32)])
 def test_rotary(make, dtype, neox, dim, rotary, device) -> None:
-    query, key = make((9, 4, dim), dtype, device), make((9, 2, dim), dtype, device)
-    positions = torch.randint(0, 50, (9,), device=device)
-    table = torch.randn(50, rotary, device=device)
-    q2, k2 = query.clone(), key.clone()
-    ops.rotary_embedding(positions, query, key, table, neox)
-    reference.rotary_embedding(positions, q2, k2, table, neox)
-    for got, want in ((query, q2), (key, k2)):
-        error = (got.float() - want.float()).abs().max().item()
-        assert error <= 2 * torch.finfo(dtype).eps * want.abs().max().item()
+    for make_table in (plain, awkward):
+        query, key = make((9, 4, dim), dtype, device), make((9, 2, dim), dtype, device)
+        positions = torch.randint(0, 50, (9,), device=device)
+        table = make_table((50, rotary), torch.float32, device)
+        q2, k2 = query.clone(), key.clone()
+        ops.rotary_embedding(positions, query, key, table, neox)
+        reference.rotary_embedding(positions, q2, k2, table, neox)
+        for got, want in ((query, q2), (key, k2)):
+            error = (got.float() - want.float()).abs().max().item()
+            assert error <= 2 * torch.finfo(dtype).eps * want.abs().max().item()
 
 
 @pytest.mark.parametrize("make", [plain, awkward])

@@ -37,7 +37,10 @@ class Operands:
         self.heads = [heads, kv_heads, kv_heads]
         self.positions = torch.randint(3, 40, (tokens,), device=device)
         angles = torch.rand(50, rotary // 2, device=device) * 6.3
-        self.table = torch.cat([angles.cos(), angles.sin()], dim=1)
+        rows = torch.full((50, rotary + 4), math.nan, device=device)  # 16-byte aligned ones
+        self.table = rows[:, shift : shift + rotary].copy_(
+            torch.cat([angles.cos(), angles.sin()], 1)
+        )
         shape = (tokens // block_size + 3, kv_heads, block_size, dim)
         self.caches = [torch.full(shape, math.nan, device=device).to(cache_dtype) for _ in range(2)]
         self.slots = torch.randperm(shape[0] * block_size, device=device)[:tokens]

@@ -109,11 +109,7 @@ def make(case: AttentionCase, seed: int = 0) -> AttentionCall:
         "query_start_loc": torch.tensor(starts, dtype=torch.int32),
     }
     layout = case.layout
-    inputs = {
-        # One row of lengths has no strides to vary.
-        name: arena.make(tensor, layout if tensor.dim() > 2 else "contiguous")
-        for name, tensor in inputs.items()
-    }
+    inputs = {name: arena.make(tensor, layout) for name, tensor in inputs.items()}
     options: dict[str, Any] = {
         "max_query_len": max(query_lens, default=0),
         "scale": case.head_dim**-0.5,
@@ -123,11 +119,11 @@ def make(case: AttentionCase, seed: int = 0) -> AttentionCall:
         "num_splits": case.num_splits,
     }
     if case.alibi:
-        options["alibi_slopes"] = torch.rand(num_heads) * 0.1
+        options["alibi_slopes"] = (torch.rand(2 * num_heads) * 0.1)[::2]
     if case.cache != "same":
         count = case.num_kv_heads if case.scales == "head" else 1
-        options["k_scale"] = torch.rand(count) + 0.3
-        options["v_scale"] = torch.rand(count) * 4 + 0.1
+        options["k_scale"] = (torch.rand(2 * count) + 0.3)[::2]
+        options["v_scale"] = (torch.rand(3 * count) * 4 + 0.1)[::3]
     if case.prefix is not None:
         empty = (0, 0, 5)
         options["prefix_groups"] = torch.tensor([empty, case.prefix], dtype=torch.int32)

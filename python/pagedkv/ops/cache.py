@@ -263,7 +263,8 @@ def gather_blocks(
 def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     """Copy whole blocks within a pool, in all layers: what a copy-on-write asks for.
 
-    The effect is that of running the pairs one after another.
+    The effect is that of running the pairs one after another. On a GPU it is one launch for all
+    layers and up to 3,072 pairs.
 
     Args:
         kv_cache: [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim], any cache dtype,
