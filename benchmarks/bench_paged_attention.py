@@ -192,12 +192,15 @@ def check(shape: Shape, call: dict[str, object], out: Tensor) -> None:
     assert error <= limit, f"{shape.words}: off by {error:.3g}, at most {limit:.3g}"
 
 
-def time_shape(shape: Shape, pool: Pool) -> float:
-    """Microseconds a call, over as many sets of blocks as exceed four times the L2."""
+def time_shape(shape: Shape, pool: Pool, *, shuffled: bool = True) -> float:
+    """Microseconds a call, over as many sets of blocks as exceed four times the L2. shuffled: the
+    blocks of a sequence lie anywhere; if not, one behind the other.
+    """
     needed = shape.batch * -(-shape.length // shape.block_size)
     sets = max(2, min(64, -(-4 * L2_BYTES // shape.kv_bytes), pool.num_blocks // needed))
     sets = min(sets, pool.num_blocks // needed)
-    ids = torch.randperm(pool.num_blocks, device="cuda")[: sets * needed].int()
+    order = torch.randperm if shuffled else torch.arange
+    ids = order(pool.num_blocks, device="cuda")[: sets * needed].int()
     calls: list[Callable[[], object]] = []
     size = paged_attention_workspace_size(
         shape.batch * shape.new, shape.num_heads, DIM, device="cuda"

@@ -5,7 +5,7 @@ with step times that are modelled. Nothing is recorded before; jobs are the even
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -50,7 +50,25 @@ class Outcome:
     over_time: list[tuple[float, Wasted]]
     per_token_s: float
     mean_running: float
-    refused: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What came out in the first seconds of a run. mean_running: sequences."""
+
+    seconds: float
+    num_tokens: int
+    num_ended: int
+    mean_running: float
+    num_steps: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.num_ended / self.seconds
 
 
 class _Jobs:
@@ -104,8 +122,10 @@ def _request(i: int, job: Job, system: System, setting: Setting) -> Request:
     return Request(str(i), job.prompt, job.output_len, sampling_params=params, cache_salt=salt)
 
 
-def simulate(system: System, jobs: Sequence[Job], setting: Setting) -> Outcome:
-    """Run all jobs to their ends."""
+def open_run(
+    system: System, jobs: Sequence[Job], setting: Setting
+) -> tuple[Drive, Sequence[Event], BlockManager, Scheduler]:
+    """A run that has not begun: its steps come one by one; job i is called str(i)."""
     num_blocks = setting.pool_tokens // setting.block_size
     facts: RunFacts = h200.facts(num_blocks, setting.max_model_len)
     cache = CacheConfig(
@@ -121,26 +141,38 @@ def simulate(system: System, jobs: Sequence[Job], setting: Setting) -> Outcome:
     source = _Jobs(jobs, system, setting)
     built: list[tuple[BlockManager, Scheduler]] = []
 
-    def build(*arguments: object) -> tuple[BlockManager, Scheduler]:
-        built.append(system.build(*arguments))  # type: ignore[arg-type]
+    def build(
+        cache: CacheConfig, config: SchedulerConfig, facts: RunFacts
+    ) -> tuple[BlockManager, Scheduler]:
+        built.append(system.build(cache, config, facts))
         return built[0]
 
     drive = Drive(source, cache, config, facts, build=build)
-    (manager, scheduler), totals = built[0], {str(i): _total(job) for i, job in enumerate(jobs)}
+    return drive, source.events, *built[0]
+
+
+def simulate(
+    system: System, jobs: Sequence[Job], setting: Setting, *, watches: bool = True
+) -> Outcome:
+    """Run all jobs to their ends. watches: look at the waste after each step."""
+    drive, events, manager, scheduler = open_run(system, jobs, setting)
+    totals = {str(i): _total(job) for i, job in enumerate(jobs)}
     watch = Waste(manager, scheduler, totals, is_paged=system.policy is None)
     ends: dict[str, float] = {}
     running: list[tuple[float, int]] = []
 
     def steps() -> Iterator[Step]:
         for step in drive.steps():
-            watch.look(step.end_s, step.seconds)
+            if watches:
+                watch.look(step.end_s, step.seconds)
             running.append((step.seconds, scheduler.num_running))
             ends.update((key, step.end_s) for key, _, _ in step.ends)
             yield step
 
-    metrics = measure(source.events, steps(), setting.block_size)
+    metrics = measure(events, steps(), setting.block_size)
     manager.check_invariants()
     assert manager.statistics().num_sequences == 0, "sequences are left"
+    assert not drive.refused, drive.refused
     took = [(ends[str(i)] - job.time_s) / job.output_len for i, job in enumerate(jobs)]
     seconds = sum(one for one, _ in running)
     return Outcome(
@@ -149,8 +181,23 @@ def simulate(system: System, jobs: Sequence[Job], setting: Setting) -> Outcome:
         watch.over_time(),
         float(np.mean(took)),
         sum(one * count for one, count in running) / seconds,
-        drive.refused,
     )
+
+
+def simulate_window(
+    system: System, jobs: Sequence[Job], setting: Setting, seconds: float
+) -> Window:
+    """What comes out in the first seconds."""
+    drive, _, _, scheduler = open_run(system, jobs, setting)
+    num_tokens = num_ended = running = num_steps = 0
+    for step in drive.steps():
+        num_tokens += len(step.token_ids)
+        num_ended += len(step.ends)
+        running += scheduler.num_running
+        num_steps += 1
+        if step.end_s >= seconds:
+            break
+    return Window(step.end_s, num_tokens, num_ended, running / num_steps, num_steps)
 
 
 def _total(job: Job) -> int:

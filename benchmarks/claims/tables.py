@@ -40,7 +40,8 @@ def newest(name: str, folder: Path = rows.RESULTS) -> Path:
     """
     paths = sorted(folder.glob(f"????-??-??-{name}.md"))
     if not paths:
-        raise FileNotFoundError(f"no table {name} in {folder}: run python -m claims {name} --save")
+        short = name.removeprefix("claims-")
+        raise FileNotFoundError(f"no table {name} in {folder}: run python -m claims {short} --save")
     return paths[-1]
 
 

@@ -70,12 +70,18 @@ class Waste:
         self._seen.append((end_s, seconds, self._now(), is_full))
 
     def mean(self) -> Wasted:
-        """Over the time in which somebody waited; over all of it if nobody ever did."""
+        """Over the time in which somebody waited; over all of it if nobody ever did. Of no looks
+        nothing.
+        """
+        if not self._seen:
+            return Wasted()
         seen = [one for one in self._seen if one[3]] or self._seen
         return _mean([(seconds, wasted) for _, seconds, wasted, _ in seen])
 
     def over_time(self, num_parts: int = 20) -> list[tuple[float, Wasted]]:
         """The middle of each of num_parts equal parts of the run, and its mean."""
+        if not self._seen:
+            return []
         end_s, parts = self._seen[-1][0], []
         for k in range(num_parts):
             begin, end = end_s * k / num_parts, end_s * (k + 1) / num_parts
