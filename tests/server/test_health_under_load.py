@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from serving import Served, serving
 
+from pagedkv.server import Limits
 from pagedkv.text import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -62,7 +63,8 @@ def test_a_prompt_that_is_surely_too_long_is_not_tokenized(
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("it was tokenized")
 
-    with serving(tokenizer_folder) as served:
+    limits = Limits(max_body_bytes=2**22)
+    with serving(tokenizer_folder, app_options={"limits": limits}) as served:
         monkeypatch.setattr(Tokenizer, "encode", never)
         monkeypatch.setattr(Tokenizer, "encode_chat", never)
         text = "x" * 3_000_000

@@ -61,7 +61,7 @@ def serve(
     ] = False,
     max_body_bytes: Annotated[
         int, typer.Option(help="Largest body of a request.", rich_help_panel=_LIMITS)
-    ] = 4 * 2**20,
+    ] = 2**20,
     request_timeout: Annotated[
         float, typer.Option(help="Seconds for a whole answer.", rich_help_panel=_LIMITS)
     ] = 600.0,

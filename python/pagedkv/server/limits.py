@@ -10,7 +10,8 @@ class Limits:
     """Bounds on what one client can ask for.
 
     Args:
-        max_body_bytes: of a request's body.
+        max_body_bytes: of a request's body. A prompt of 128,000 tokens fits into the default, as
+            text or as ids; parsing four times as much would hold everybody up for too long.
         max_header_bytes: of all headers of a request together.
         body_timeout_s: for a body to arrive.
         max_connections: at a time; beyond, that one goes which has waited the longest without
@@ -28,7 +29,7 @@ class Limits:
         drain_s: for answers to end when the server is told to stop.
     """
 
-    max_body_bytes: int = 4 * 2**20
+    max_body_bytes: int = 2**20
     max_header_bytes: int = 16 * 2**10
     body_timeout_s: float = 30.0
     max_connections: int = 4096
