@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -135,3 +136,32 @@ def test_more_streams_than_places_at_once_all_end_well(
         texts = list(threads.map(run, range(24)))
     assert all(texts)
     assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_sixty_four_streams_at_once_all_end_well_and_health_is_answered_meanwhile() -> None:
+    server = Process("--max-model-len", "512", "--max-num-seqs", "64")
+    command = [sys.executable, "-m", "pagedkv", "bench", "serve", "--base-url", server.url]
+    load = ["--num-prompts", "64", "--random-input-len", "16", "--random-output-len", "8"]
+    client = subprocess.Popen(
+        [*command, *load, "--ignore-eos", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    long_text, num_answers = "A long text. " * 3000, 0
+    with httpx.Client(base_url=server.url, timeout=60) as other:
+        while client.poll() is None:
+            assert other.get("/health").status_code == 200
+            if num_answers % 8 == 0:
+                refused = other.post("/v1/completions", json={"prompt": long_text})
+                assert refused.status_code == 400
+            num_answers += 1
+    out, err = client.communicate()
+    assert client.returncode == 0, err
+    found = json.loads(out)
+    assert (found["completed"], found["failed"], found["errors"]) == (64, 0, {})
+    assert found["max_concurrent_requests"] == 64
+    assert found["total_output_tokens"] == 64 * 8
+    assert num_answers > 20
+    assert server.stop() == -signal.SIGTERM
+    assert not [line for line in server.log if "ERROR" in line or "Traceback" in line]
