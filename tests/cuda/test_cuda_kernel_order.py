@@ -9,17 +9,18 @@ import torch
 
 from pagedkv import ops
 
-ROWS, SHARED, OWN, BLOCK, HEADS, KV_HEADS, DIM = 64, 16, 1, 16, 8, 2, 128  # lengths in blocks
+ROWS, SHARED, OWN, BLOCK, HEADS, KV_HEADS, DIM = 64, 16, 3, 16, 8, 2, 128  # lengths in blocks
 
 
 @pytest.mark.parametrize("num_splits", [0, 3])
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("query_len", [1, 16])
+@pytest.mark.parametrize("query_lens", [(1,), (16,), (40,), (1, 40)], ids=str)
 def test_attention_sees_the_keys_that_the_op_before_it_wrote(
-    query_len, grouped, num_splits, device
+    query_lens, grouped, num_splits, device
 ) -> None:
     # A long write, the blocks that matter last in it, then attention at once; the same again when
-    # the write has ended for certain.
+    # the write has ended for certain. Up to 16 tokens are decoded; 40 are prefilled, by a kernel
+    # that starts beside decode.
     spare = 2000  # blocks that only make the write long
     used = SHARED + ROWS * OWN
     caches = [
@@ -30,12 +31,13 @@ def test_attention_sees_the_keys_that_the_op_before_it_wrote(
     slots = torch.arange((used + spare) * BLOCK, device=device).flip(0)
     positions = torch.zeros_like(slots)
     table = torch.cat([torch.ones(1, DIM // 2), torch.zeros(1, DIM // 2)], 1).to(device)
-    tokens = ROWS * query_len
+    starts = torch.tensor([0, *query_lens * (ROWS // len(query_lens))]).cumsum(0).int()
+    tokens = int(starts[-1])
     call = {
         "block_tables": tables,
         "seq_lens": torch.full((ROWS,), (SHARED + OWN) * BLOCK, dtype=torch.int32, device=device),
-        "query_start_loc": torch.arange(0, tokens + 1, query_len, device=device).int(),
-        "max_query_len": query_len,
+        "query_start_loc": starts.to(device),
+        "max_query_len": max(query_lens),
         "scale": DIM**-0.5,
         "num_splits": num_splits,
         "prefix_groups": torch.tensor([[0, ROWS, SHARED]], dtype=torch.int32, device=device)
