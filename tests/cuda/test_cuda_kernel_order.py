@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from gpu_attention_cases import Case, Problem, decode
 
 from pagedkv import ops
 
@@ -60,3 +61,34 @@ def test_attention_sees_the_keys_that_the_op_before_it_wrote(
         torch.cuda.synchronize()
         ops.paged_attention(outs[1], None, query[:tokens], *caches, **call)
         assert torch.equal(outs[0].view(torch.int16), outs[1].view(torch.int16))
+
+
+AFTER = (
+    Case("small_batch", decode(*[8000] * 4)),
+    Case("decode", decode(*[3000] * 40)),
+    Case("prefill_beside_decode", (*decode(*[6000] * 40), (70, 70))),
+    Case("pieces", (*decode(*[3000] * 40), (70, 70)), num_splits=3),
+    Case("prefix", (*decode(*[900] * 40), (70, 70)), groups=((0, 40, 20),)),
+    Case("float8", (*decode(*[6000] * 40), (70, 70)), cache_dtype=torch.float8_e4m3fn),
+)
+
+
+@pytest.mark.parametrize("case", AFTER, ids=lambda case: case.name)
+def test_the_op_behind_attention_sees_all_of_its_rows(case, device) -> None:
+    # Prefill ends before the decode that runs beside it; a row that is read too early is NaN.
+    problem = Problem(case, device)
+    query, rows = problem.operands["query"], problem.num_tokens
+    weight = torch.ones(case.num_heads * case.head_dim, device=device).to(query.dtype)
+    results = []
+    for waits in (False, True, False):
+        out = torch.full_like(query, math.nan)
+        normed = torch.empty(rows, len(weight), dtype=query.dtype, device=device)
+        torch.cuda.synchronize()
+        ops.paged_attention(out, None, **problem.operands)
+        if waits:
+            torch.cuda.synchronize()
+        ops.rms_norm(normed, out[:rows].flatten(1), weight, 1e-5)
+        results.append(normed)
+    assert torch.isfinite(results[1]).all()
+    for result in results:
+        assert torch.equal(result.view(torch.int16), results[1].view(torch.int16))
