@@ -85,6 +85,7 @@ CORRECTNESS = (
     Case("one_pass", MIXED, num_splits=1),
     Case("five_pieces", MIXED, num_splits=5),
     Case("more_pieces_than_steps", MIXED, num_splits=64),
+    Case("most_pieces", decode(33, 1, 700, 0, 5000), num_splits=256),
     Case("speculative", ((4, 100), (4, 4), (3, 1025), (5, 63)), num_heads=16, num_kv_heads=2),
     *(Case(f"head_dim_{d}", MIXED, head_dim=d) for d in (8, 64, 72, 80, 96, 112, 120, 192, 256)),
     *(Case(f"fp8_head_dim_{d}", MIXED, head_dim=d, cache_dtype=E4M3) for d in (64, 96, 192, 256)),

@@ -90,6 +90,14 @@ def test_a_table_without_a_spare_column_is_not_read_past_its_end(path, device) -
     assert same_bits(out, want)
 
 
+@pytest.mark.parametrize("max_query_len", [91, 5000])
+@every_path
+def test_max_query_len_may_be_more_than_there_are(path, max_query_len, device) -> None:
+    # As in a graph that was captured for longer chunks: kernels for them find nothing to do.
+    problem = Problem(PATHS[path], device)
+    check(problem, *problem.run(max_query_len=max(max_query_len, problem.num_tokens)))
+
+
 @every_path
 def test_a_wider_table_changes_nothing(path, device) -> None:
     # How work is divided depends on the lengths, never on the width of the table.
