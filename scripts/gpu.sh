@@ -52,7 +52,7 @@ fi
 if chosen bench; then
   save=()
   if [[ -n ${SAVE:-} ]]; then save=(--save); fi
-  for name in gpu_ops sampling cache_layout paged_attention mixed_steps loading throughput; do
+  for name in gpu_ops streamed_linear sampling cache_layout paged_attention mixed_steps loading throughput; do
     options=()
     if [[ $name == loading ]]; then options=(--memory /dev/shm --layers 12); fi
     log="$logs/bench_$name.log"

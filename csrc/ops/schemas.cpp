@@ -92,7 +92,7 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
 
   // out [T, N], or [T, N / 2] for epilogue "silu_and_mul"; input [T, K]; weight [N, K]; bias [N].
   // norm_weight [K]: the product is of rms_norm(input). epilogue: "store", "add" (into out) or
-  // "silu_and_mul" (of the halves of the product, gate first). For few rows, 8 at most on a GPU.
+  // "silu_and_mul" (of the halves of the product, gate first). For few rows, 64 at most on a GPU.
   library.def(
       "streamed_linear(Tensor(a!) out, Tensor input, Tensor weight, *, Tensor? bias=None, Tensor? "
       "norm_weight=None, float epsilon=0.0, str epilogue=\"store\") -> ()");

@@ -122,7 +122,7 @@ def normed(module, device, dim: int, rotary: int, neox: bool) -> list[Tensor]:
 
 
 def products(module, device, tokens: int, size: int, columns: int) -> list[Tensor]:
-    """Each epilogue, with a norm and a bias and without."""
+    """Each epilogue, with a bias and without, few rows with a norm too."""
     x = torch.randn(tokens, size, device=device).to(BF16)
     weight = (torch.randn(columns, size, device=device) / size**0.5).to(BF16)
     bias, norm = torch.randn(columns, device=device).to(BF16), torch.rand(size, device=device)
@@ -130,8 +130,8 @@ def products(module, device, tokens: int, size: int, columns: int) -> list[Tenso
     gated = torch.empty(tokens, columns // 2, dtype=BF16, device=device)
     module.streamed_linear(outs[0], x, weight)
     module.streamed_linear(outs[1], x, weight, bias=bias, epilogue="add")
-    more = {"norm_weight": norm.to(BF16), "epsilon": 1e-5, "epilogue": "silu_and_mul"}
-    module.streamed_linear(gated, x, weight, **more)
+    more = {"norm_weight": norm.to(BF16), "epsilon": 1e-5} if tokens <= 8 else {}
+    module.streamed_linear(gated, x, weight, epilogue="silu_and_mul", **more)
     return [*outs, gated]
 
 
@@ -160,6 +160,9 @@ SANITIZE: dict[str, Run] = {
     "products_one_row": lambda m, d: products(m, d, 1, 1024, 2144),
     "products_rows": lambda m, d: products(m, d, 7, 1000, 176),
     "products_long_rows": lambda m, d: products(m, d, 8, 8192, 48),
+    "products_clusters": lambda m, d: products(m, d, 9, 1024, 2144),
+    "products_wide_clusters": lambda m, d: products(m, d, 40, 448, 1168),
+    "products_passes": lambda m, d: products(m, d, 32, 128, 70_016),
     "products_elements": lambda m, d: products(m, d, 3, 99, 34),
 }
 

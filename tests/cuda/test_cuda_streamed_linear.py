@@ -1,5 +1,5 @@
-"""streamed_linear on the GPU: the oracle in every epilogue, shapes that the stream takes and those
-that it does not, rows that do not depend on each other, kernels that wait for each other.
+"""streamed_linear on the GPU: the oracle in every epilogue, shapes that the streams take and those
+that they do not, rows that do not depend on each other, kernels that wait for each other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,19 @@ STREAMED = [
     (7, 14336, 48),  # the input in chunks
     (8, 3200, 4240),  # chunks, over several passes
 ]
-OTHERS = [(9, 64, 32), (2, 1000, 64), (3, 99, 34), (1, 1, 2), (4, 7, 130)]
+# Of more rows, whose blocks work in clusters (from five on, if there is no norm).
+CLUSTERED = [
+    (5, 1024, 4096),
+    (9, 4096, 6144),  # clusters of two
+    (32, 1024, 4096),
+    (16, 14336, 48),  # more steps than stages
+    (17, 576, 80),  # slabs that do not fill the last step, groups that do not fill a tile
+    (64, 64, 16),  # one group, one step, a block without any
+    (33, 192, 28672),  # a block alone
+    (31, 128, 70016),  # several passes
+    (64, 128, 70016),
+]
+OTHERS = [(65, 64, 32), (9, 64, 34), (2, 1000, 64), (3, 99, 34), (1, 1, 2), (4, 7, 130)]
 
 
 def made(
@@ -56,10 +68,13 @@ def made(
 def options(
     size: tuple[int, int, int], dtype: torch.dtype, normed: bool, device: torch.device
 ) -> dict[str, object]:
-    if not normed or (size[0] + 1) * size[1] > 73728:
+    if not normed or (min(size[0], 8) + 1) * size[1] > 73728:
         return {}
+    bias = torch.randn(size[2], device=device).to(dtype)
+    if size[0] > 32:  # more rows are normed eight at a time, fewer too
+        return {"bias": bias}
     return {
-        "bias": torch.randn(size[2], device=device).to(dtype),
+        "bias": bias,
         "norm_weight": torch.rand(size[1], device=device).to(dtype),
         "epsilon": 1e-5,
     }
@@ -68,7 +83,7 @@ def options(
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
-@pytest.mark.parametrize("size", STREAMED + OTHERS, ids=str)
+@pytest.mark.parametrize("size", STREAMED + CLUSTERED + OTHERS, ids=str)
 def test_it_matches_the_oracle(size, dtype, epilogue, normed, device) -> None:
     out, x, weight = made(size, dtype, epilogue, device)
     more = options(size, dtype, normed, device)
@@ -93,8 +108,10 @@ def test_more_rows_than_a_grid_has_in_one_direction(device) -> None:
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("size", [size for size in STREAMED if size[0] > 1], ids=str)
 def test_a_row_has_the_same_bits_alone_and_again(size, epilogue, normed, device) -> None:
-    out, x, weight = made(size, torch.bfloat16, epilogue, device)
     more = options(size, torch.bfloat16, normed, device)
+    if not more:
+        size = (min(size[0], 4), *size[1:])
+    out, x, weight = made(size, torch.bfloat16, epilogue, device)
     again = out.clone()
     alone = [row.clone().unsqueeze(0) for row in out]
     ops.streamed_linear(out, x, weight, epilogue=epilogue, **more)
@@ -105,7 +122,27 @@ def test_a_row_has_the_same_bits_alone_and_again(size, epilogue, normed, device)
         assert_same(single[0], together, "the row alone")
 
 
-@pytest.mark.parametrize("num_tokens", [1, 8])
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("size", CLUSTERED, ids=str)
+def test_a_row_has_the_same_bits_beside_4_to_63_others(size, epilogue, device) -> None:
+    out, x, weight = made((64, *size[1:]), torch.bfloat16, epilogue, device)
+    old = out.clone()
+    ops.streamed_linear(out, x, weight, epilogue=epilogue)
+    for first, end in ((0, 64), (0, 5), (7, 16), (3, 19), (20, 52), (31, 64)):
+        part = old[first:end].clone()
+        ops.streamed_linear(part, x[first:end], weight, epilogue=epilogue)
+        assert_same(part, out[first:end], f"rows {first} to {end}")
+
+
+def test_results_that_are_not_aligned_to_vectors(device) -> None:
+    out, x, weight = made((20, 256, 1040), torch.bfloat16, "store", device)
+    odd = torch.full((20, 1043), math.nan, dtype=torch.bfloat16, device=device)[:, 1:1041]
+    ops.streamed_linear(out, x, weight)
+    ops.streamed_linear(odd, x, weight)
+    assert_same(odd, out)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 9, 64])
 def test_kernels_that_start_early_see_what_was_written_before(num_tokens, device) -> None:
     # A chain in which each product reads what the two before it wrote, many times: once with the
     # kernels overlapping, once alone.
@@ -115,7 +152,14 @@ def test_kernels_that_start_early_see_what_was_written_before(num_tokens, device
     def chain(residual: Tensor, *, alone: bool) -> Tensor:
         x = torch.empty_like(residual)
         for first, second in zip(weights[::2], weights[1::2], strict=True):
-            ops.streamed_linear(x, residual, first, norm_weight=norm, epsilon=1e-5)
+            if num_tokens > 8:
+                normed = torch.empty_like(residual)
+                ops.rms_norm(normed, residual, norm, 1e-5)
+                if alone:
+                    torch.cuda.synchronize()
+                ops.streamed_linear(x, normed, first)
+            else:
+                ops.streamed_linear(x, residual, first, norm_weight=norm, epsilon=1e-5)
             if alone:
                 torch.cuda.synchronize()
             ops.streamed_linear(residual, x, second, epilogue="add")

@@ -26,27 +26,31 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path, monkeypatch) -> None:
-    streamed = []
+    streamed, normed = [], []
     real = ops.streamed_linear
 
     def counted(out: torch.Tensor, x: torch.Tensor, *rest: object, **more: object) -> None:
         streamed.append((x.shape[0], more["epilogue"]))
+        if more["norm_weight"] is not None:
+            normed.append(streamed[-1])
         real(out, x, *rest, **more)
 
-    monkeypatch.setattr(linear, "can_stream", lambda *_: True)
+    monkeypatch.setattr(linear, "streamed_rows", lambda *_: 12)
     monkeypatch.setattr(ops, "streamed_linear", counted)
     reference = tiny_llama(**VARIANTS[variant])
     checkpoint = open_checkpoint(saved(reference, tmp_path))
     model = load_model(
         checkpoint.config, checkpoint.tensors(), dtype=torch.float32, device=torch.device("cpu")
     )
-    ids = [(7 * i * i + 3) % 97 for i in range(30)]
-    # The 9 tokens are one row too many: the plain form, whose cache the others go on with.
-    logits = PagedRun(model, num_seqs=2, max_len=30).logits(1, ids, [8, 9, 1, 7, 1, 4])
+    ids = [(7 * i * i + 3) % 97 for i in range(43)]
+    # The 13 tokens are one row too many: the plain form, whose cache the others go on with. More
+    # rows than 8 are normed by an op of their own.
+    logits = PagedRun(model, num_seqs=2, max_len=43).logits(1, ids, [8, 13, 9, 1, 7, 1, 4])
     expected = reference_logits(reference, ids)
     assert cosine(logits, expected) > 0.9999
     torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
     layers = reference.config.num_hidden_layers
     assert [rows for rows, what in streamed if what == "add"] == [
-        rows for rows in (8, 1, 7, 1, 4) for _ in range(2 * layers)
+        rows for rows in (8, 9, 1, 7, 1, 4) for _ in range(2 * layers)
     ]
+    assert max(rows for rows, _ in normed) == 8

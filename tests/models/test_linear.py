@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pagedkv import ops
 from pagedkv.models import linear
 from pagedkv.models.linear import Linear, Norm, can_pack, packed_product, plain_product
 from pagedkv.models.parameters import Parameters, Piece
@@ -60,7 +61,7 @@ def test_a_layer_multiplies_by_what_was_loaded(dtype: torch.dtype, shares_weight
 
 
 def loaded(rows: int, size: int, *, streams: bool, monkeypatch) -> tuple[Linear, torch.Tensor]:
-    monkeypatch.setattr(linear, "can_stream", lambda *_: streams)
+    monkeypatch.setattr(linear, "streamed_rows", lambda *_: 12 if streams else 0)
     parameters = Parameters(dtype=torch.float32, device=CPU, rank=0, num_ranks=1)
     weight, bias = parameters.add(Piece("w", (rows, size))), parameters.add(Piece("b", (rows,)))
     layer = Linear(parameters, weight, bias)
@@ -73,39 +74,52 @@ def loaded(rows: int, size: int, *, streams: bool, monkeypatch) -> tuple[Linear,
 
 def test_few_rows_are_streamed_where_there_is_a_kernel(monkeypatch) -> None:
     layer, _ = loaded(3, 16, streams=True, monkeypatch=monkeypatch)
-    assert [n for n in range(20) if layer.streams(n)] == list(range(9))
+    assert [n for n in range(20) if layer.streams(n)] == list(range(13))
     assert not loaded(3, 16, streams=False, monkeypatch=monkeypatch)[0].streams(1)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "device", "in_features", "capability", "streams"),
+    ("dtype", "device", "shape", "capability", "rows"),
     [
-        (torch.bfloat16, "cuda", 1024, (9, 0), True),
-        (torch.float16, "cuda", 64, (9, 0), True),
-        (torch.float32, "cuda", 1024, (9, 0), False),
-        (torch.bfloat16, "cpu", 1024, (9, 0), False),
-        (torch.bfloat16, "cuda", 1000, (9, 0), False),
-        (torch.bfloat16, "cuda", 1024, (8, 0), False),
-        (torch.bfloat16, "cuda", 1024, (10, 0), False),
+        (torch.bfloat16, "cuda", (6144, 1024), (9, 0), 32),
+        (torch.float16, "cuda", (16, 4096), (9, 0), 64),
+        (torch.float16, "cuda", (128256, 4032), (9, 0), 32),
+        (torch.bfloat16, "cuda", (6152, 4096), (9, 0), 8),  # halves that no group of rows divides
+        (torch.float32, "cuda", (6144, 1024), (9, 0), 0),
+        (torch.bfloat16, "cpu", (6144, 1024), (9, 0), 0),
+        (torch.bfloat16, "cuda", (6144, 1000), (9, 0), 0),
+        (torch.bfloat16, "cuda", (6144, 1024), (8, 0), 0),
+        (torch.bfloat16, "cuda", (6144, 1024), (10, 0), 0),
     ],
 )
-def test_what_is_streamed(dtype, device, in_features, capability, streams, monkeypatch) -> None:
+def test_what_is_streamed(dtype, device, shape, capability, rows, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert linear.can_stream(dtype, torch.device(device), in_features) == streams
+    assert linear.streamed_rows(dtype, torch.device(device), *shape) == rows
 
 
 @pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("num_rows", [0, 1, 8, 9])
+@pytest.mark.parametrize("num_rows", [0, 1, 8, 9, 13])
 def test_streamed_or_not_the_product_is_the_same(streams, num_rows, monkeypatch) -> None:
     layer, matrix = loaded(5, 16, streams=streams, monkeypatch=monkeypatch)
     x = torch.randn(num_rows, 16)
     torch.testing.assert_close(layer(x), x @ matrix.T + torch.arange(5.0))
 
 
-def test_a_streamed_product_norms_and_adds(monkeypatch) -> None:
-    layer, matrix = loaded(5, 16, streams=True, monkeypatch=monkeypatch)
-    x, out, norm = torch.randn(2, 16), torch.randn(2, 5), Norm(torch.rand(16), 1e-5)
-    normed = x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-5) * norm.weight
-    want = out + normed @ matrix.T + torch.arange(5.0)
+@pytest.mark.parametrize(
+    ("num_rows", "size", "inside"), [(2, 16, True), (8, 16, True), (9, 16, False), (5, 2112, False)]
+)
+def test_a_streamed_product_norms_and_adds(num_rows, size, inside, monkeypatch) -> None:
+    normed = []
+    real = ops.rms_norm
+    monkeypatch.setattr(ops, "rms_norm", lambda out, *rest: (normed.append(out), real(out, *rest)))
+    layer, matrix = loaded(5, size, streams=True, monkeypatch=monkeypatch)
+    x, out, norm = (
+        torch.randn(num_rows, size),
+        torch.randn(num_rows, 5),
+        Norm(torch.rand(size), 1e-5),
+    )
+    want = x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-5) * norm.weight
+    want = out + want @ matrix.T + torch.arange(5.0)
     layer.stream_(out, x, norm, "add")
-    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)
+    assert len(normed) == (not inside)

@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(kRotationThreads)
     rotate_and_cache_vectors_kernel(const __grid_constant__ Params params) {
   constexpr int kVec = kVecElements<T>;
   constexpr int kHeads = kRotationHeads;
-  begin_overlapped_kernel();
+  allow_next_kernel();  // attention, which waits for this kernel's end
+  wait_previous_kernel();
   const int64_t token = blockIdx.x;
   const int64_t position = params.positions[token];
   const int64_t slot = params.write.slot_mapping[token];

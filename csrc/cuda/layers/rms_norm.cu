@@ -126,7 +126,9 @@ __device__ void norm_row(const NormRow<T>& row, std::bool_constant<false>) {
 template <class T, int kItems>
 __global__ void __launch_bounds__(kMaxThreads)
     rms_norm_kernel(const __grid_constant__ RmsNormParams params) {
-  begin_overlapped_kernel();
+  // The product behind it may start as soon as there is room, to ask for its weights.
+  allow_next_kernel();
+  wait_previous_kernel();
   const int64_t token = blockIdx.x;
   norm_row<T, kItems>(
       NormRow<T>{.input = static_cast<const T*>(params.input) + token * params.input_stride_token,

@@ -2,6 +2,7 @@
 // Instantiations: 2 types of the stream, 3 of the plain kernel.
 #include "cuda/attention/tensor_map.h"
 #include "cuda/device/overlapped_launch.cuh"
+#include "cuda/linear/cluster_linear.h"
 #include "cuda/linear/plain_linear.cuh"
 #include "cuda/linear/streamed_linear_kernel.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
@@ -16,6 +17,8 @@ using Traits = StreamTraits;
 constexpr int64_t kSharedBytes = 220 * 1024;
 constexpr int64_t kWholeInputBytes = 40 * 1024;  // a larger input comes in chunks ...
 constexpr int64_t kChunkBytes = 24 * 1024;       // ... of about so much
+constexpr int64_t kRowsOfOneBlock = 4;           // for more, clusters are as fast or faster
+constexpr int64_t kMaxSlicedRows = 64;           // more are not worth reading the weights so often
 constexpr int64_t kNormedElements = 72 * 1024;   // of input and norm: they are there whole
 
 CUtensorMap weight_map(const StreamedLinearParams& params) {
@@ -54,6 +57,16 @@ bool can_stream(const StreamedLinearParams& params) {
          aligned_to(16, {params.input, params.weight, params.norm_weight},
                     {params.num_tokens > 1 ? params.input_stride_token * 2 : 0,
                      params.weight_stride_row * 2});
+}
+
+// The product of the rows from `token` on, as many as the stream takes at once.
+StreamedLinearParams slice_of(const StreamedLinearParams& params, int64_t token) {
+  constexpr int64_t kBytes = 2;
+  StreamedLinearParams slice = params;
+  slice.num_tokens = std::min<int64_t>(params.num_tokens - token, Traits::kRows);
+  slice.out = static_cast<char*>(params.out) + token * params.out_stride_token * kBytes;
+  slice.input = static_cast<const char*>(params.input) + token * params.input_stride_token * kBytes;
+  return slice;
 }
 
 template <class T>
@@ -113,7 +126,16 @@ void launch_streamed_linear(const StreamedLinearParams& params, StreamHandle str
   const auto at = static_cast<cudaStream_t>(stream);
   with_activation_type(params.type, [&]<class T>(std::type_identity<T>) {
     if constexpr (sizeof(T) == 2) {
-      if (can_stream(params) && has_stream<T>()) return launch_stream<T>(params, at);
+      if (params.num_tokens > kRowsOfOneBlock && can_cluster_linear(params)) {
+        return launch_cluster_linear(params, at);
+      }
+      if (params.num_tokens <= kMaxSlicedRows && can_stream(slice_of(params, 0)) &&
+          has_stream<T>()) {
+        for (int64_t token = 0; token < params.num_tokens; token += Traits::kRows) {
+          launch_stream<T>(slice_of(params, token), at);
+        }
+        return;
+      }
     }
     launch_plain_linear<T>(params, at);
   });

@@ -6,7 +6,8 @@ the few of decoding, in fp32 and bf16 (benchmarks/bench_cpu_linear.py). Where th
 row also has the same bits whatever rows are multiplied with it.
 
 On a GPU it is torch's product, but for the few rows of small decodes pagedkv's own, whose time is
-that of reading the weights, and which norms before and adds behind it without further kernels.
+that of reading the weights, and which adds behind it, and for the fewest norms before it, without
+further kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from pagedkv.models.parameters import Parameter, Parameters
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-MAX_STREAMED_ROWS = 8  # of the kernel that streams weights
+# Measured with benchmarks/bench_streamed_linear.py, against torch's product.
+MAX_ROWS_OF_ANY_SHAPE = 8
+MAX_STREAMED_ROWS = 32  # from here on the L2 and the sums at each kernel's end count, ...
+MAX_STREAMED_LONG_ROWS, LONG = 64, 4096  # ... but for rows of so many in_features
 
 
 class Norm(NamedTuple):
@@ -32,11 +36,22 @@ class Norm(NamedTuple):
     epsilon: float
 
 
-def can_stream(dtype: torch.dtype, device: torch.device, in_features: int) -> bool:
-    """Whether there is a kernel on this device that streams such weights."""
+def streamed_rows(
+    dtype: torch.dtype, device: torch.device, out_features: int, in_features: int
+) -> int:
+    """For how many rows at most a kernel on this device streams such weights; 0: there is none."""
     if device.type != "cuda" or dtype.itemsize != 2 or in_features % 64:
-        return False
-    return torch.cuda.get_device_capability(device)[0] == 9
+        return 0
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        return 0
+    if out_features % 16:
+        return MAX_ROWS_OF_ANY_SHAPE
+    return MAX_STREAMED_LONG_ROWS if in_features >= LONG else MAX_STREAMED_ROWS
+
+
+def norms_inside(num_rows: int, in_features: int) -> bool:
+    """Whether a streamed product also norms its input faster than an op of its own would."""
+    return num_rows <= 4 or (num_rows <= 8 and in_features <= 2048)
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -76,7 +91,7 @@ class Linear:
     shares_weight: another layer (a tied embedding) keeps using the weight, so it must stay.
     """
 
-    __slots__ = ("_bias", "_product", "_streamed")
+    __slots__ = ("_bias", "_max_streamed_rows", "_product", "_streamed")
 
     def __init__(
         self,
@@ -92,7 +107,10 @@ class Linear:
             matrix = weight.data if shares_weight else weight.take()
             self._bias = None if bias is None else bias.take()
             self._product = make(matrix, self._bias)
-            if can_stream(parameters.dtype, parameters.device, matrix.shape[1]):
+            self._max_streamed_rows = streamed_rows(
+                parameters.dtype, parameters.device, *matrix.shape
+            )
+            if self._max_streamed_rows:
                 self._streamed = matrix
 
         make = packed_product if can_pack(parameters.dtype, parameters.device) else plain_product
@@ -100,7 +118,7 @@ class Linear:
 
     def streams(self, num_rows: int) -> bool:
         """Whether the weights are streamed for so many rows: stream_ is the faster form."""
-        return self._streamed is not None and num_rows <= MAX_STREAMED_ROWS
+        return self._streamed is not None and num_rows <= self._max_streamed_rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not self.streams(x.shape[0]):
@@ -115,6 +133,10 @@ class Linear:
     ) -> None:
         """out [n, out] <- what ops.streamed_linear makes of it. REQUIRES streams(n)."""
         assert self._streamed is not None
+        if norm is not None and not norms_inside(*x.shape):
+            normed = torch.empty_like(x)
+            ops.rms_norm(normed, x, *norm)
+            x, norm = normed, None
         ops.streamed_linear(
             out,
             x,

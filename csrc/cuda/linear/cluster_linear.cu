@@ -1,0 +1,176 @@
+// The launch of streamed_linear in clusters: how many blocks share a row. Instantiations: 2 types x
+// 3 numbers of rows.
+#include "cuda/attention/tensor_map.h"
+#include "cuda/device/overlapped_launch.cuh"
+#include "cuda/linear/cluster_linear.h"
+#include "cuda/linear/cluster_linear_kernel.cuh"
+
+namespace pagedkv::cuda {
+namespace {
+
+using Traits = ClusterTraits;
+
+// One block a multiprocessor, as for few rows; a norm's block finds room beside it.
+constexpr int64_t kSharedBytes = 224 * 1024;
+constexpr int kMaxTokens = 64;
+constexpr int64_t kStages = 3;  // of the ring, at least
+
+template <int kRank>
+CUtensorMap bits_map(const char* name, const void* data, const cuuint64_t (&sizes)[kRank],
+                     const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank]) {
+  cuuint32_t ones[kRank];
+  std::fill(ones, ones + kRank, 1u);
+  CUtensorMap map{};
+  const CUresult status = tensor_map_encoder()(
+      &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, kRank, const_cast<void*>(data), sizes, strides, box,
+      ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) {
+    throw std::runtime_error("pagedkv: no tensor map for " + std::string(name) + " of " +
+                             std::to_string(sizes[1]) + " rows, " + std::to_string(strides[0]) +
+                             " bytes apart: CUDA driver error " +
+                             std::to_string(static_cast<int>(status)));
+  }
+  return map;
+}
+
+int group_rows(const StreamedLinearParams& params) {
+  return params.epilogue == LinearEpilogue::kSiluAndMul ? 16 : 8;
+}
+
+CUtensorMap weight_map(const StreamedLinearParams& params, const ClusterSetup& setup) {
+  const cuuint64_t row_bytes = static_cast<cuuint64_t>(params.weight_stride_row) * 2;
+  const auto half_rows = static_cast<cuuint64_t>(params.out_features / 2);
+  const cuuint64_t halves = setup.gated() ? 2 : 1;
+  const cuuint64_t sizes[] = {Traits::kSlab, 8,
+                              static_cast<cuuint64_t>(params.in_features / Traits::kSlab), halves,
+                              static_cast<cuuint64_t>(setup.groups)};
+  const cuuint64_t strides[] = {row_bytes, Traits::kSlabRowBytes, row_bytes * half_rows,
+                                row_bytes * 8};
+  const cuuint32_t box[] = {Traits::kSlab, 8, Traits::kStepSlabs, static_cast<cuuint32_t>(halves),
+                            static_cast<cuuint32_t>(setup.pass_groups)};
+  return bits_map("weights", params.weight, sizes, strides, box);
+}
+
+CUtensorMap input_map(const StreamedLinearParams& params, int rows) {
+  const cuuint64_t sizes[] = {Traits::kSlab, static_cast<cuuint64_t>(params.num_tokens),
+                              static_cast<cuuint64_t>(params.in_features / Traits::kSlab)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(params.input_stride_token) * 2,
+                                Traits::kSlabRowBytes};
+  const cuuint32_t box[] = {Traits::kSlab, static_cast<cuuint32_t>(rows), Traits::kStepSlabs};
+  return bits_map("input", params.input, sizes, strides, box);
+}
+
+// How a product is shared out.
+struct ClusterPlan {
+  int blocks;  // of a cluster
+  int pass_groups;
+  int passes;  // of a cluster, at most
+};
+
+// What the products of the last tile may read behind the ring: 7 groups, but for the input.
+constexpr int64_t bytes_behind(int64_t tokens) {
+  return std::max<int64_t>(0, 7 * 8 - tokens) * Traits::kRowBytes;
+}
+
+int64_t stages_of(int64_t rows, int64_t tokens) {
+  const int64_t stages =
+      (kSharedBytes - bytes_behind(tokens)) / ((rows + tokens) * Traits::kRowBytes);
+  return std::min<int64_t>(stages, Traits::kMaxStages);
+}
+
+// Two blocks a cluster, each with half of the rows' length and so half of the input, unless a
+// pass's rows would leave too few stages. More are slower: clusters of four and eight leave
+// multiprocessors idle. The choice must not depend on the number of tokens, as the sums' order
+// does on it.
+ClusterPlan plan_clusters(int64_t groups, int64_t group_rows, int64_t tokens) {
+  const int64_t multiprocessors = num_multiprocessors();
+  const int64_t in_pairs = ceil_div(groups, std::max<int64_t>(1, multiprocessors / 2));
+  if (multiprocessors > 1 && stages_of(in_pairs * group_rows, kMaxTokens) >= kStages) {
+    return {.blocks = 2, .pass_groups = static_cast<int>(in_pairs), .passes = 1};
+  }
+  const int64_t of_block = ceil_div(groups, multiprocessors);
+  for (int64_t passes = 1;; ++passes) {
+    const int64_t pass_groups = ceil_div(of_block, passes);
+    const int64_t rows = pass_groups * group_rows;
+    if (rows <= Traits::kMaxRows && stages_of(rows, tokens) >= kStages) {
+      return {.blocks = 1,
+              .pass_groups = static_cast<int>(pass_groups),
+              .passes = static_cast<int>(passes)};
+    }
+  }
+}
+
+template <class T, int kRows>
+void launch_rows(const StreamedLinearParams& params, cudaStream_t stream) {
+  const auto kernel = cluster_linear_kernel<T, kRows>;
+  ClusterSetup setup{};
+  setup.group_rows = group_rows(params);
+  setup.groups = static_cast<int>(params.out_features / setup.group_rows);
+  const ClusterPlan plan = plan_clusters(setup.groups, setup.group_rows, kRows);
+  setup.pass_groups = plan.pass_groups;
+  setup.passes = plan.passes;
+  setup.blocks = plan.blocks;
+  setup.weight = weight_map(params, setup);
+  setup.input = input_map(params, kRows);
+  setup.steps = static_cast<int>(ceil_div(params.in_features, Traits::kSlab * Traits::kStepSlabs));
+  setup.wide = aligned_to(8, {params.out}, {params.out_stride_token * 2});
+  const int64_t rows = setup.pass_rows();
+  setup.stages = static_cast<int>(
+      std::min<int64_t>(stages_of(rows, kRows), int64_t{setup.steps} * plan.passes));
+  const int64_t ring = int64_t{setup.stages} * ClusterRing<kRows>::stage_bytes(setup.pass_rows());
+  const int64_t sums = int64_t{kRows} * cluster_sums_pitch(setup.pass_rows()) * 4;
+  // The limit is the kernel's, not the launch's: what one thread needs, another must not lower.
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(kSharedBytes)),
+             "streamed_linear: shared memory");
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(plan.blocks), 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim =
+      grid_size(ceil_div(setup.groups, int64_t{plan.pass_groups} * plan.passes) * plan.blocks);
+  config.blockDim = Traits::kAllThreads;
+  config.dynamicSmemBytes = static_cast<size_t>(std::max(ring + bytes_behind(kRows), sums));
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = kernels_wait_inside(current_device()) ? 2 : 1;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, params, setup), "streamed_linear");
+}
+
+// Whether the code that this device runs is that of 9.0a: the kernel's barriers are shared memory.
+bool has_clusters() {
+  if (device_attribute(cudaDevAttrComputeCapabilityMajor, current_device()) != 9) return false;
+  cudaFuncAttributes compiled{};
+  check_cuda(cudaFuncGetAttributes(&compiled, cluster_linear_kernel<__half, 32>),
+             "streamed_linear: attributes");
+  const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device());
+  const auto fixed = static_cast<int64_t>(compiled.sharedSizeBytes);
+  return fixed > 0 && most >= kSharedBytes + fixed;
+}
+
+}  // namespace
+
+bool can_cluster_linear(const StreamedLinearParams& params) {
+  return params.num_tokens <= kMaxTokens && element_bytes(params.type) == 2 &&
+         params.norm_weight == nullptr && params.in_features % Traits::kSlab == 0 &&
+         params.in_features < INT32_MAX / 4 && params.out_features < INT32_MAX / 4 &&
+         params.out_features % group_rows(params) == 0 &&
+         aligned_to(16, {params.input, params.weight},
+                    {params.input_stride_token * 2, params.weight_stride_row * 2}) &&
+         has_clusters();
+}
+
+void launch_cluster_linear(const StreamedLinearParams& params, cudaStream_t stream) {
+  with_activation_type(params.type, [&]<class T>(std::type_identity<T>) {
+    if constexpr (sizeof(T) == 2) {
+      if (params.num_tokens <= 16) return launch_rows<T, 16>(params, stream);
+      if (params.num_tokens <= 32) return launch_rows<T, 32>(params, stream);
+      launch_rows<T, kMaxTokens>(params, stream);
+    }
+  });
+}
+
+}  // namespace pagedkv::cuda

@@ -1,0 +1,160 @@
+// How a cluster of blocks takes its part of a weight matrix, and how each block's part of that
+// streams into its ring, fed by one warp.
+//
+// A group is 8 rows of the weights, which are 8 columns of y, for kSiluAndMul 8 rows of the gate
+// and then the 8 that belong to them; a slab is 64 elements of rows, 128 bytes each, swizzled in
+// shared memory as wgmma.cuh says. A cluster walks its groups pass_groups at a time (a pass); each
+// of its blocks takes a part of the rows' length, a step at a time. A stage of the ring holds a
+// step of the pass's groups, [group, slab of the step, 8 rows or 16], and of the input's rows.
+#pragma once
+
+#include "cuda/linear/cluster_barrier.cuh"
+#include "cuda/linear/weight_stream.cuh"
+#include "pagedkv/kernels/linear_params.h"
+
+namespace pagedkv::cuda {
+
+struct ClusterTraits {
+  static constexpr int kWarpgroups = 2;  // that multiply, the tiles of a pass by turns
+  static constexpr int kThreads = kWarpgroups * 128;
+  static constexpr int kAllThreads = kThreads + 32;  // and the warp that feeds
+  // Threads that there would be registers for: the next kernel's blocks find some too.
+  static constexpr int kRegisterThreads = 384;
+  static constexpr int kTileRows = 64;                               // of a product instruction
+  static constexpr int kTiles = 2;                                   // of a warpgroup, at most
+  static constexpr int kMaxRows = kWarpgroups * kTiles * kTileRows;  // of a pass
+  static constexpr int kSlab = 64;
+  static constexpr int kSlabRowBytes = kSlab * 2;
+  static constexpr int kStepSlabs = 2;                          // one is 3 % slower
+  static constexpr int kRowBytes = kStepSlabs * kSlabRowBytes;  // of a row in a stage
+  static constexpr int kMaxStages = 12;
+};
+
+// What the host works out for a launch.
+struct ClusterSetup {
+  CUtensorMap weight;  // (element of a slab, row of 8, slab, half, group), boxes of a stage
+  CUtensorMap input;   // (element of a slab, token, slab)
+  int groups;          // of the whole matrix
+  int group_rows;      // 8, or 16 for kSiluAndMul
+  int pass_groups;
+  int passes;  // of a cluster, at most; one, if it has several blocks
+  int blocks;  // of a cluster
+  int steps;   // of a row, shared by the blocks
+  int stages;  // of the ring
+  bool wide;   // four columns of out may be stored at once
+
+  __host__ __device__ int pass_rows() const { return pass_groups * group_rows; }
+  __host__ __device__ bool gated() const { return group_rows == 16; }
+};
+
+// The work of one block.
+struct ClusterPart {
+  int first_group;  // of the cluster
+  int passes;
+  int first_step;
+  int end_step;
+
+  __device__ ClusterPart(const ClusterSetup& setup, int rank)
+      : first_group(static_cast<int>(blockIdx.x) / setup.blocks * setup.pass_groups * setup.passes),
+        passes(min(setup.passes,
+                   (setup.groups - first_group + setup.pass_groups - 1) / setup.pass_groups)),
+        first_step(setup.steps * rank / setup.blocks),
+        end_step(setup.steps * (rank + 1) / setup.blocks) {}
+  __device__ int steps() const { return end_step - first_step; }
+};
+
+// Shared addresses: stages, and their barriers (full: the copies are there; empty: the warps that
+// multiply have read them).
+template <int kRows>
+struct ClusterRing {
+  uint32_t stages;
+  uint32_t full;
+  uint32_t empty;
+  int pass_rows;
+
+  __host__ __device__ static int stage_bytes(int pass_rows) {
+    return (pass_rows + kRows) * ClusterTraits::kRowBytes;
+  }
+  __device__ uint32_t weights(int stage) const { return stages + stage * stage_bytes(pass_rows); }
+  __device__ uint32_t input(int stage) const {
+    return weights(stage) + pass_rows * ClusterTraits::kRowBytes;
+  }
+  __device__ void init(int num_stages) const {
+#pragma unroll 1
+    for (int stage = 0; stage < num_stages; ++stage) {
+      init_barrier(full + stage * 8, 1);
+      init_barrier(empty + stage * 8, ClusterTraits::kThreads / 32);
+    }
+    publish_shared_writes();
+  }
+};
+
+// The feeding thread's work.
+template <int kRows>
+class ClusterFeed {
+ public:
+  using Traits = ClusterTraits;
+
+  __device__ ClusterFeed(const ClusterSetup& setup, const ClusterPart& part,
+                         const ClusterRing<kRows>& ring)
+      : setup_(setup), part_(part), ring_(ring) {}
+
+  // Weights are asked for before the wait for the kernel before this one, as many as there is room
+  // for; then the input, which that kernel may have written.
+  __device__ void run() const {
+    const int all = part_.passes * part_.steps();
+    const int early = min(setup_.stages, all);
+    Place weights, input;
+#pragma unroll 1
+    for (int i = 0; i < early; ++i) copy_weights(weights);
+    wait_previous_kernel();
+#pragma unroll 1
+    for (int i = 0; i < early; ++i) copy_input(input);
+#pragma unroll 1
+    for (int i = early; i < all; ++i) {
+      wait_barrier(ring_.empty + weights.ring.stage * 8, weights.ring.parity ^ 1);
+      copy_weights(weights);
+      copy_input(input);
+    }
+  }
+
+ private:
+  struct Place {
+    RingPlace ring;
+    int pass = 0;
+    int step = 0;  // of the part
+  };
+
+  __device__ void advance(Place& place) const {
+    place.ring.advance(setup_.stages);
+    if (++place.step < part_.steps()) return;
+    place.step = 0;
+    ++place.pass;
+  }
+
+  __device__ void copy_weights(Place& place) const {
+    const uint32_t full = ring_.full + place.ring.stage * 8;
+    arrive_expecting(full, ClusterRing<kRows>::stage_bytes(setup_.pass_rows()));
+    copy_box(ring_.weights(place.ring.stage), &setup_.weight, 0, 0,
+             (part_.first_step + place.step) * Traits::kStepSlabs, 0,
+             part_.first_group + place.pass * setup_.pass_groups, full);
+    advance(place);
+  }
+
+  __device__ void copy_input(Place& place) const {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2,%3,%4}], [%5];\n" ::"r"(ring_.input(place.ring.stage)),
+        "l"(&setup_.input), "r"(0), "r"(0),
+        "r"((part_.first_step + place.step) * Traits::kStepSlabs),
+        "r"(ring_.full + place.ring.stage * 8)
+        : "memory");
+    advance(place);
+  }
+
+  const ClusterSetup& setup_;
+  const ClusterPart& part_;
+  const ClusterRing<kRows>& ring_;
+};
+
+}  // namespace pagedkv::cuda
