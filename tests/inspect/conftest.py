@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from chromium import Page, browsing, chromium
 
-for name in ("engine", "server", "replay"):
-    sys.path.insert(0, str(Path(__file__).parent.parent / name))
+sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "replay"))
 
-from fake_model import make_tokenizer_folder  # noqa: E402 - of the engine's tests
+from fake_model import make_tokenizer_folder
 
 
 @pytest.fixture(scope="session")

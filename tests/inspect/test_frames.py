@@ -142,7 +142,7 @@ def test_a_prompt_is_shown_only_where_that_is_allowed(
 ) -> None:
     engine = make_engine(tokenizer_folder, num_gpu_blocks_override=400, max_model_len=1000)
     view = engine.open_view()
-    encoder = FrameEncoder(shows_text=shows_text)
+    encoder = FrameEncoder((lambda request: str(request.prompt)) if shows_text else None)
     engine.add_request("a", "secret" * 100, SamplingParams(max_tokens=5))
     engine.step()
     frames = json.dumps([encoder.next(*view.take()), encoder.full()])

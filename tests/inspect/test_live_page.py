@@ -219,14 +219,15 @@ def test_it_asks_for_the_key_and_keeps_it_to_itself(browser: Page, tokenizer_fol
     browser.problems[:] = [one for one in browser.problems if not one.startswith(gone)]
 
 
+@pytest.mark.parametrize("echo", [True, False])  # whether the engine is given the text at all
 @pytest.mark.parametrize("shows_text", [True, False])
 def test_prompts_are_shown_only_where_that_is_allowed(
-    browser: Page, tokenizer_folder: Path, shows_text: bool
+    browser: Page, tokenizer_folder: Path, shows_text: bool, echo: bool
 ) -> None:
     with watched(tokenizer_folder, shows_text=shows_text) as shown:
         open_page(browser, shown)
         pacer = Pacer(shown.served)
-        sender = Sender(shown, prompt="<b>secret</b>", max_tokens=4, echo=True, **PROMPT)
+        sender = Sender(shown, prompt="<b>secret</b>", max_tokens=4, echo=echo, **PROMPT)
         pacer.let(2)
         browser.wait("pagedkv.page.run.steps.at(-1)?.[0] >= 2 && !pagedkv.page.isDirty")
         browser.click(*browser.center("#list-running .row"))

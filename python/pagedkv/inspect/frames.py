@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import heapq
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from pagedkv import __version__
 from pagedkv._core import BlockState, Snapshot, Statistics
 from pagedkv.inspect.tables import changed_entries, old_places
 from pagedkv.records import Activity, Landed, QueueLook, Seen
+from pagedkv.request import Request
 
 VERSION = 1
 MAX_STEPS = 512  # in a frame; of each kind of event half as many
@@ -53,12 +55,10 @@ def start_frame(
 
 
 class FrameEncoder:
-    """Remembers the last look. shows_text: frames have the texts of prompts, as far as the engine
-    was given text.
-    """
+    """Remembers the last look. text_of: of a prompt, where texts are to be shown."""
 
-    def __init__(self, *, shows_text: bool = False) -> None:
-        self._shows_text = shows_text
+    def __init__(self, text_of: Callable[[Request], str] | None = None) -> None:
+        self._text_of = text_of
         self._last: Snapshot | None = None
         self._statistics: dict[str, float] = {}
         self._time_s = 0.0
@@ -160,8 +160,8 @@ class FrameEncoder:
                 "priority": request.priority,
                 "user": request.user,
             }
-            if self._shows_text and request.prompt is not None:
-                parts["prompt"] = request.prompt[:MAX_TEXT_CHARS]
+            if self._text_of is not None:
+                parts["prompt"] = self._text_of(request)[:MAX_TEXT_CHARS]
         return parts
 
     # -- memory --------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from pagedkv._core import Snapshot
-from pagedkv.inspect.frames import Frame, FrameEncoder, start_frame
+from pagedkv.inspect.frames import MAX_TEXT_CHARS, Frame, FrameEncoder, start_frame
 from pagedkv.records import Activity, QueueLook
+from pagedkv.request import Request
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class LiveEngine(Protocol):
     """An AsyncEngine."""
 
     max_num_seqs: int
+    tokenizer: Any
 
     def call(self, function: Callable[[Any], _T]) -> Awaitable[_T]: ...
 
@@ -149,7 +151,8 @@ class LiveView:
             self._viewers.clear()
 
     async def _frames(self, view: View) -> None:
-        encoder = FrameEncoder(shows_text=self._shows_text)
+        text_of = partial(_text_of, self._engine.tokenizer) if self._shows_text else None
+        encoder = FrameEncoder(text_of)
         start = b""
         cpu_s, looked_s = 0.0, -QUIET_INTERVAL_S
         while self._viewers and not self._stopping.is_set():
@@ -203,6 +206,15 @@ class LiveView:
             max_num_seqs=self._engine.max_num_seqs,
             shows_text=self._shows_text,
         )
+
+
+def _text_of(tokenizer: Any, request: Request) -> str:
+    """Its beginning."""
+    if request.prompt is not None:
+        return request.prompt
+    ids = request.prompt_token_ids[:MAX_TEXT_CHARS].tolist()
+    text: str = tokenizer.decode(ids, skip_special_tokens=False)
+    return text
 
 
 def interval_s(cpu_s: float) -> float:

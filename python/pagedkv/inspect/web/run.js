@@ -193,16 +193,23 @@ class Run {
     return found.sort((a, b) => a.rank - b.rank || a.seq - b.seq);
   }
 
-  // A copy to come back to.
+  // A copy to come back to; it shares nothing that changes.
   saved() {
-    const { states, refs, holders, laneSums, fills, requests, statistics, queues, timeS, steps, events } = this;
-    return structuredClone({ states, refs, holders, laneSums, fills, requests, statistics, queues, timeS, steps, events });
+    return this.copyOf(this);
   }
 
   restore(copy) {
-    Object.assign(this, structuredClone(copy));
+    Object.assign(this, this.copyOf(copy));
     this.changed = null;
     this.flashes = [];
     this.version++;
+  }
+
+  copyOf({ states, refs, holders, laneSums, fills, requests, statistics, queues, timeS, steps, events }) {
+    const own = [...requests].map(([lane, one]) => [lane, { ...one, table: one.table.slice() }]);
+    return {
+      states: states.slice(), refs: refs.slice(), holders: holders.slice(), laneSums: laneSums.slice(), fills: fills.slice(),
+      requests: new Map(own), steps: steps.slice(), events, statistics, queues, timeS,
+    };
   }
 }
