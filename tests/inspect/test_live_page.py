@@ -180,7 +180,7 @@ def test_it_shows_who_waits_and_why_and_what_is_swapped_and_evicted(
         "waits for one of 4 slots (max_num_seqs)", "waits for 8 blocks"
     }  # fmt: skip
     listed = browser.evaluate("document.querySelector('#list-waiting').innerText")
-    assert waiting[0]["id"] in listed
+    assert waiting[0]["id"][-18:] in listed
     pacer.open()
     for sender in senders:
         sender.end()

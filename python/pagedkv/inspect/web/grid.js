@@ -20,7 +20,7 @@ function laneColor(lane) {
 const cssColor = ([r, g, b]) => `rgb(${r},${g},${b})`;
 
 class Grid {
-  constructor(blocks, marks) {
+  constructor(blocks, marks, onResize) {
     this.canvas = blocks;
     this.marks = marks;
     this.context = blocks.getContext("2d", { alpha: false });
@@ -28,14 +28,17 @@ class Grid {
     this.pixels = document.createElement("canvas");
     this.size = "";
     this.lit = []; // ids of blocks to show among the others
-    this.hasMarks = false;
+    this.box = null; // [width, height] of the canvases on the screen
+    new ResizeObserver(([entry]) => {
+      this.box = [entry.contentRect.width, entry.contentRect.height];
+      onResize();
+    }).observe(blocks);
   }
 
   // Cell edge, and columns, so that all blocks fit.
   layout(run) {
     const scale = window.devicePixelRatio || 1;
-    const width = Math.max(1, Math.round(this.canvas.clientWidth * scale));
-    const height = Math.max(1, Math.round(this.canvas.clientHeight * scale));
+    const [width, height] = this.box.map((side) => Math.max(1, Math.round(side * scale)));
     const size = `${width} ${height} ${run.numBlocks}`;
     if (size === this.size) return;
     this.size = size;

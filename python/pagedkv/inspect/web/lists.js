@@ -20,7 +20,18 @@ class VirtualList {
     this.rows = [];
     this.space = element("div");
     holder.append(this.space);
-    holder.addEventListener("scroll", () => this.draw());
+    // Kept, since asking for them makes the browser lay out all that was changed before.
+    this.scrolled = 0;
+    this.inSight = 0;
+    holder.addEventListener("scroll", () => {
+      this.scrolled = holder.scrollTop;
+      this.draw();
+    });
+    new ResizeObserver(([entry]) => {
+      this.inSight = entry.contentRect.height;
+      this.scrolled = holder.scrollTop;
+      this.draw();
+    }).observe(holder);
   }
 
   show(items) {
@@ -29,10 +40,12 @@ class VirtualList {
   }
 
   draw() {
-    const first = Math.max(0, Math.floor(this.holder.scrollTop / this.height));
-    const num = Math.min(this.items.length - first, Math.ceil(this.holder.clientHeight / this.height) + 1);
-    const whole = `${this.items.length * this.height}px`;
-    if (this.space.style.height !== whole) this.space.style.height = whole;
+    const whole = this.items.length * this.height;
+    setStyle(this.space, "height", `${whole}px`);
+    // A list that has become shorter is scrolled back by the browser.
+    const scrolled = Math.min(this.scrolled, Math.max(0, whole - this.inSight));
+    const first = Math.floor(scrolled / this.height);
+    const num = Math.min(this.items.length - first, Math.ceil(this.inSight / this.height) + 1);
     while (this.rows.length < num) {
       const row = this.make();
       row.style.height = `${this.height}px`;
@@ -40,17 +53,32 @@ class VirtualList {
       this.space.append(row);
     }
     this.rows.forEach((row, i) => {
-      row.hidden = i >= num;
-      if (row.hidden) return;
-      const top = `${(first + i) * this.height}px`;
-      if (row.style.top !== top) row.style.top = top;
+      const isHidden = i >= num;
+      if (row.isHidden !== isHidden) row.hidden = row.isHidden = isHidden;
+      if (isHidden) return;
+      setStyle(row, "top", `${(first + i) * this.height}px`);
       this.fill(row, this.items[first + i]);
     });
   }
 }
 
+// What a node has already is not set again; it is remembered, since asking the node costs more.
 function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  if (node.shown === text) return;
+  node.shown = text;
+  node.textContent = text;
+}
+
+function setStyle(node, name, value) {
+  node.styled ??= {};
+  if (node.styled[name] === value) return;
+  node.styled[name] = value;
+  node.style[name] = value;
+}
+
+// Ids that a server makes up begin alike and, of forks, end differently.
+function shortName(id) {
+  return id.length <= 34 ? id : `${id.slice(0, 14)}…${id.slice(-18)}`;
 }
 
 class RequestList {
@@ -62,36 +90,35 @@ class RequestList {
 
   make(onPoint, onChoose) {
     const row = element("div", "row", element("div", "name"), element("div", "note"), element("div", "fill", element("u")));
+    row.children[2].title = "how full its last block is";
     row.addEventListener("mouseenter", () => onPoint(row.lane));
     row.addEventListener("mouseleave", () => onPoint(null));
     row.addEventListener("click", () => onChoose(row.lane));
     return row;
   }
 
-  show(run, chosen) {
+  // requests: in order of turn.
+  show(run, requests, chosen) {
     this.run = run;
     this.chosen = chosen;
-    this.list.show(run.inState(this.state));
+    this.list.show(requests);
   }
 
   fill(row, request) {
     row.lane = request.lane;
-    row.classList.toggle("chosen", request.lane === this.chosen);
+    const isChosen = request.lane === this.chosen;
+    if (row.isChosen !== isChosen) row.classList.toggle("chosen", (row.isChosen = isChosen));
     const [name, note, fill] = row.children;
-    row.style.borderLeftColor = cssColor(laneColor(request.lane));
-    setText(name, request.id);
+    setStyle(row, "borderLeftColor", cssColor(laneColor(request.lane)));
+    setText(name, shortName(request.id));
     const fork = request.forked_from ? `fork of ${request.forked_from}, ` : "";
     const size = `${fork}${request.tokens} tokens in ${request.table.length} blocks`;
     const user = request.user ? `, ${request.user}` : "";
     const priority = request.priority ? `, priority ${request.priority}` : "";
     const why = request.why && request.state !== "running" ? request.why : size;
     setText(note, why + user + priority);
-    note.title = request.why ?? "";
-    fill.hidden = request.table.length === 0;
+    setStyle(fill, "visibility", request.table.length ? "visible" : "hidden");
     const part = request.table.length ? this.run.fillOf(request) / this.run.blockSize : 0;
-    const width = `${Math.round(100 * part)}%`;
-    const bar = fill.firstChild;
-    if (bar.style.width !== width) bar.style.width = width;
-    fill.title = "how full its last block is";
+    setStyle(fill.firstChild, "width", `${Math.round(100 * part)}%`);
   }
 }

@@ -15,8 +15,9 @@ const page = {
   hits: [], // [queries, hits] of the last frames
 };
 
-const grid = new Grid(byId("blocks"), byId("marks"));
-const timeline = new Timeline(byId("steps"));
+const redraw = () => (page.isDirty = true);
+const grid = new Grid(byId("blocks"), byId("marks"), redraw);
+const timeline = new Timeline(byId("steps"), redraw);
 const lists = LISTED.map((state) => new RequestList(byId(`list-${state}`), state, (lane) => point(lane === null ? null : { lane }), choose));
 const table = new BlockTable(byId("table"), (request, logical) => point(request ? { block: request.table[logical], logical, lane: request.lane } : null));
 
@@ -93,7 +94,7 @@ function drawNumbers(run) {
       shownNumbers[i] = { bar, text };
     }
     setText(shownNumbers[i].text, value);
-    if (part !== undefined) shownNumbers[i].bar.style.width = `${100 * part}%`;
+    if (part !== undefined) setStyle(shownNumbers[i].bar, "width", `${(100 * part).toFixed(1)}%`);
   });
 }
 
@@ -105,7 +106,7 @@ function drawEvents(run) {
 
 function draw(nowMs) {
   const { run } = page;
-  if (run && (page.isDirty || grid.isStale)) {
+  if (run && grid.box && (page.isDirty || grid.isStale)) {
     const began = performance.now();
     if (page.isDirty) {
       page.isDirty = false;
@@ -114,10 +115,10 @@ function draw(nowMs) {
       drawNumbers(run);
       drawEvents(run);
       for (const list of lists) {
-        const num = run.queues[list.state] ?? 0;
-        setText(byId(`num-${list.state}`), String(num));
-        byId(`list-${list.state}`).hidden = num === 0;
-        list.show(run, page.chosen);
+        const requests = run.byState()[list.state];
+        setText(byId(`num-${list.state}`), String(requests.length));
+        setStyle(byId(`list-${list.state}`), "display", requests.length ? "block" : "none");
+        list.show(run, requests, page.chosen);
       }
       const request = run.requests.get(page.chosen) ?? null;
       table.show(run, request);
@@ -193,7 +194,6 @@ async function main() {
   });
   byId("steps").addEventListener("mousemove", (event) => point(page.run && { step: timeline.stepAt(page.run, event) }));
   byId("steps").addEventListener("mouseleave", () => point(null));
-  window.addEventListener("resize", () => point(null));
   requestAnimationFrame(draw);
   const recording = byId("recording");
   if (recording) await play(JSON.parse(recording.textContent));

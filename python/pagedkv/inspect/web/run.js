@@ -33,6 +33,7 @@ class Run {
     this.laneSums = new Float64Array(n); // sum of lane + 1 of these: the owner, where it is one
     this.fills = new Int32Array(n).fill(this.blockSize); // tokens in a block that is some table's last
     this.requests = new Map(); // lane -> request, with tokens, table
+    this.order = null; // requests by state
     this.statistics = {};
     this.queues = { running: 0, waiting: 0, swapped: 0, pinned: 0 };
     this.timeS = 0;
@@ -45,6 +46,7 @@ class Run {
     if (frame.full) this.forget();
     this.version++;
     if (frame.time_s !== undefined) this.timeS = frame.time_s;
+    if (frame.gone || frame.requests) this.order = null;
     for (const lane of frame.gone ?? []) this.drop(lane);
     for (const parts of frame.requests ?? []) {
       const known = this.requests.get(parts.lane);
@@ -186,11 +188,14 @@ class Run {
     return found;
   }
 
-  // Requests of a state in order of turn.
-  inState(state) {
-    const found = [];
-    for (const request of this.requests.values()) if (request.state === state) found.push(request);
-    return found.sort((a, b) => a.rank - b.rank || a.seq - b.seq);
+  // state -> its requests in order of turn.
+  byState() {
+    if (this.order === null) {
+      this.order = { running: [], waiting: [], swapped: [], pinned: [] };
+      for (const request of this.requests.values()) this.order[request.state].push(request);
+      for (const some of Object.values(this.order)) some.sort((a, b) => a.rank - b.rank || a.seq - b.seq);
+    }
+    return this.order;
   }
 
   // A copy to come back to; it shares nothing that changes.
@@ -200,7 +205,7 @@ class Run {
 
   restore(copy) {
     Object.assign(this, this.copyOf(copy));
-    this.changed = null;
+    this.changed = this.order = null;
     this.flashes = [];
     this.version++;
   }

@@ -33,7 +33,7 @@ class BlockTable {
     row.first = first;
     for (let i = 0; i < ENTRIES_PER_ROW; i++) {
       const cell = row.children[i], at = first + i;
-      cell.style.visibility = at < this.request.table.length ? "visible" : "hidden";
+      setStyle(cell, "visibility", at < this.request.table.length ? "visible" : "hidden");
       if (at >= this.request.table.length) continue;
       const block = this.request.table[at];
       const refs = block >= 0 ? this.run.refs[block] : 1;

@@ -6,15 +6,20 @@ const STEP_WIDTH = 5;
 const STEP_COLORS = { decode: "#5aa9ff", prefill: "#f0a04b", preempted: "#ff5a4d", copies: "#ff5fd2", evicted: "#ff8a80", swapped: "#ffd84d" };
 
 class Timeline {
-  constructor(canvas) {
+  constructor(canvas, onResize) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d", { alpha: false });
     this.first = 0;
+    this.box = [1, 1]; // on the screen
+    new ResizeObserver(([entry]) => {
+      this.box = [entry.contentRect.width, entry.contentRect.height];
+      onResize();
+    }).observe(canvas);
   }
 
   draw(run) {
     const { canvas, context } = this, scale = window.devicePixelRatio || 1;
-    const width = Math.max(1, Math.round(canvas.clientWidth * scale)), height = Math.max(1, Math.round(canvas.clientHeight * scale));
+    const [width, height] = this.box.map((side) => Math.max(1, Math.round(side * scale)));
     if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
     this.pitch = STEP_WIDTH * scale;
     context.fillStyle = "#1c1f26";
@@ -35,11 +40,15 @@ class Timeline {
         context.fillRect(x, 4 * j * scale, bar, 3 * scale);
       });
     });
-    context.fillStyle = "#8b94a3";
+    const label = `${top} tokens`;
     context.font = `${11 * scale}px system-ui`;
     context.textAlign = "right";
     context.textBaseline = "top";
-    context.fillText(`${top} tokens`, width - 4, marksHeight);
+    context.fillStyle = "#1c1f26";
+    const labelWidth = context.measureText(label).width + 8;
+    context.fillRect(width - labelWidth, marksHeight, labelWidth, 14 * scale);
+    context.fillStyle = "#c3cad6";
+    context.fillText(label, width - 4, marksHeight + 2);
   }
 
   stepAt(run, event) {
