@@ -28,6 +28,7 @@ class Grid {
     this.pixels = document.createElement("canvas");
     this.size = "";
     this.lit = []; // ids of blocks to show among the others
+    this.told = "";
     this.box = null; // [width, height] of the canvases on the screen
     new ResizeObserver(([entry]) => {
       this.box = [entry.contentRect.width, entry.contentRect.height];
@@ -128,6 +129,9 @@ class Grid {
 
   // dims: the others are darkened; otherwise these have an edge.
   light(blocks, dims) {
+    const told = `${dims} ${this.size} ${blocks}`;
+    if (told === this.told) return;
+    this.told = told;
     this.lit = blocks;
     this.dims = dims;
     this.isStale = true;
