@@ -81,7 +81,8 @@ def test_a_step_and_a_utilization_leave_less_for_the_pool(run: Any, config: Path
 def test_what_does_not_fit_is_planned_and_exits_with_1(run: Any, config: Path) -> None:
     result = run("plan", str(config), "--memory", "0.5")
     assert result.code == 1
-    assert "It does not fit: gpu_memory_utilization is 0.9" in result.out
+    assert "It does not fit: 0.8" in result.out
+    assert "GiB are needed before there is a pool, and gpu_memory_utilization allows" in result.out
     found = run("plan", str(config), "--memory", "0.5", "--json")
     assert (found.code, json.loads(found.out)["fits"]) == (1, False)
 

@@ -39,7 +39,8 @@ def test_the_text_has_every_number_that_was_asked_for() -> None:
 
 def test_the_text_says_what_does_not_fit_or_is_not_known() -> None:
     text = text_report(plan_of(gpu=find_gpu(None, memory_bytes=2**29)))
-    assert "It does not fit: gpu_memory_utilization is 0.9, which leaves 0 bytes" in text
+    assert "GiB are needed before there is a pool, and gpu_memory_utilization allows 0.45" in text
+    assert "largest max_model_len that fits: 0 (nothing fits)" in text
     assert "does not fit\n" in text.split("Sequences that fit")[1]
     assert "No floors: the rates of memory and products are not known" in text
     known = find_gpu(None, memory_bytes=2**29, bandwidth=1e12, flops=1e14)

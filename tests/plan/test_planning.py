@@ -178,7 +178,12 @@ def test_each_of_several_gpus_holds_its_part() -> None:
 def test_what_does_not_fit_is_said_and_still_planned() -> None:
     tiny = find_gpu(None, memory_bytes=2**29, bandwidth=1e12, flops=1e14)
     plan = plan_of(gpu=tiny)
-    assert "gpu_memory_utilization is 0.9, which leaves 0 bytes" in str(plan.fit.reason)
+    assert plan.fit.reason == (
+        f"{plan.fit.memory.used_bytes / 2**30:.2f} GiB are needed before there is a pool, and "
+        "gpu_memory_utilization allows 0.45"
+    )
+    tight = plan_of(gpu=small_gpu(100))
+    assert "gpu_memory_utilization is 0.9, which leaves " in str(tight.fit.reason)
     assert (plan.fit.memory.num_blocks, plan.fit.num_tokens) == (0, 0)
     assert plan.fit.memory.weights_bytes == plan_of().fit.memory.weights_bytes
     assert set(plan.fit.concurrency) == {0}

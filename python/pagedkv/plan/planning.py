@@ -300,7 +300,16 @@ class _Planner:
             enable_kv_offloading=False,
         )
         found = self._predict(replace(config, cache=sized), share, self._dtype, gpu_bytes=gpu_bytes)
-        return replace(found, num_blocks=0, pool_bytes=0), reason
+        found = replace(found, num_blocks=0, pool_bytes=0)
+        if gpu_bytes is not None:
+            needed = found.used_bytes + others
+            allowed = config.cache.gpu_memory_utilization * gpu_bytes
+            if needed > allowed:
+                reason = (
+                    f"{needed / 2**30:.2f} GiB are needed before there is a pool, and "
+                    f"gpu_memory_utilization allows {allowed / 2**30:.2f}"
+                )
+        return found, reason
 
     def _cache_shape(self, share: ModelConfig, config: EngineConfig) -> CacheShape:
         shape = CacheShape(share.num_layers, share.num_kv_heads, share.head_dim, self._dtype)

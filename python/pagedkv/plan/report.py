@@ -69,6 +69,7 @@ def _memory(plan: Plan) -> str:
 def _cache(plan: Plan) -> str:
     fit, length = plan.fit, plan.max_model_len
     bounds = {"model": "the model's own limit", "memory": "the pool holds no longer one"}
+    bound = bounds[plan.longest_bound] if plan.longest_model_len else "nothing fits"
     per_request = -(-length // plan.block_size)
     return (
         f"KV cache, kv_cache_dtype {plan.kv_cache_dtype}\n"
@@ -78,7 +79,7 @@ def _cache(plan: Plan) -> str:
         f"  Maximum concurrency for {length} tokens per request: "
         f"{fit.memory.num_blocks / per_request:.2f}x\n"
         f"  largest max_model_len that fits: {plan.longest_model_len:,} "
-        f"({bounds[plan.longest_bound]})"
+        f"({bound})"
     )
 
 
