@@ -107,6 +107,10 @@ class SchedulerConfig:
         max_num_batched_tokens: most tokens in one step. At least max_num_seqs, so that every
             running sequence advances in every step and a prefill always gets a share beside
             decodes.
+        max_num_paced_tokens: most tokens in a step with decodes while no prompt is in a hurry
+            (scheduler/pace.py): for lists of requests with answers of different known lengths, on
+            models whose weights take long to read. 0: max_num_batched_tokens. Else above
+            max_num_seqs, so that decodes leave some to prompts, and at most that.
         scheduling_policy: fcfs runs requests in order of arrival. priority runs urgent ones (lower
             value of `priority`) first; an urgent one displaces running ones that are less urgent,
             and its prompt gets a step's tokens before theirs.
@@ -124,6 +128,7 @@ class SchedulerConfig:
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    max_num_paced_tokens: int = 0
     scheduling_policy: str = "fcfs"
     priority_ageing_steps: int = 256
     max_num_overtakes: int = 16
@@ -151,6 +156,20 @@ class SchedulerConfig:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs "
                 f"{self.max_num_seqs}: "
                 "raise the first or lower the second"
+            )
+        _check_int("max_num_paced_tokens", self.max_num_paced_tokens, 0)
+        if self.max_num_paced_tokens and not (
+            self.max_num_seqs < self.max_num_paced_tokens <= self.max_num_batched_tokens
+        ):
+            raise ValueError(
+                f"max_num_paced_tokens is {self.max_num_paced_tokens}: it must be 0, or above "
+                f"max_num_seqs {self.max_num_seqs} and at most max_num_batched_tokens "
+                f"{self.max_num_batched_tokens}"
+            )
+        if self.max_num_paced_tokens and self.scheduling_policy != "fcfs":
+            raise ValueError(
+                f"max_num_paced_tokens is {self.max_num_paced_tokens}, but scheduling_policy is "
+                f"{self.scheduling_policy!r}: prompts are paced under 'fcfs' only"
             )
 
 

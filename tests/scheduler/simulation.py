@@ -127,6 +127,7 @@ class Simulation:
     scheduling_policy: str = "fcfs"
     priority_ageing_steps: int = 256
     max_num_overtakes: int = 16
+    max_num_paced_tokens: int = 0
     reserve_after_preemptions: int = 3
     num_cpu_blocks: int = 0
     preemption_mode: str = "auto"
@@ -163,6 +164,7 @@ class Simulation:
             scheduling_policy=self.scheduling_policy,
             priority_ageing_steps=self.priority_ageing_steps,
             max_num_overtakes=self.max_num_overtakes,
+            max_num_paced_tokens=self.max_num_paced_tokens,
             reserve_after_preemptions=self.reserve_after_preemptions,
             preemption_mode=self.preemption_mode,
         )

@@ -81,16 +81,19 @@ def made(rng: random.Random) -> Pipelined:
     max_num_seqs = rng.randint(1, 10)
     max_model_len = rng.randint(8, 64)
     num_blocks = max(1, int(max_model_len / block_size * rng.uniform(0.6, 2.5)))
+    num_more = rng.choice([0, 1, 8, 40])
+    policy = rng.choice(["fcfs", "fcfs", "priority"])
     return Pipelined(
         num_blocks=num_blocks,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + rng.choice([0, 1, 8, 40]),
+        max_num_batched_tokens=max_num_seqs + num_more,
+        max_num_paced_tokens=max_num_seqs + 1 if num_more == 40 and policy == "fcfs" else 0,
         max_model_len=max_model_len,
         enable_prefix_caching=rng.random() < 0.8,
         watermark=rng.choice([0.0, 0.01, 0.3]),
         shuffle_seed=rng.randrange(2**32),
-        scheduling_policy=rng.choice(["fcfs", "fcfs", "priority"]),
+        scheduling_policy=policy,
         max_num_overtakes=rng.choice([0, 1, 4]),
         reserve_after_preemptions=rng.choice([1, 2, 5]),
         num_cpu_blocks=rng.choice([0, 3, num_blocks]),

@@ -18,6 +18,7 @@ from pagedkv.block_manager import BlockManager
 from pagedkv.config import SchedulerConfig
 from pagedkv.records import ScheduledStep
 from pagedkv.scheduler.forking import Forking
+from pagedkv.scheduler.pace import Pace
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue
 from pagedkv.scheduler.rows import share_budget, unfinished
@@ -37,6 +38,7 @@ class Ahead:
         preemption: Preemption,
         window: Window,
         config: SchedulerConfig,
+        pace: Pace,
     ) -> None:
         self._manager = manager
         self._running = running
@@ -45,6 +47,7 @@ class Ahead:
         self._preemption = preemption
         self._window = window
         self._config = config
+        self._pace = pace
         # Whether those that queue were all looked at, none could start, and nothing has changed.
         self._none_can_start = False
 
@@ -87,5 +90,5 @@ class Ahead:
         order, remaining = unfinished(order[~ends], table)
         if order.size == 0:
             return None
-        rows, query_lens = share_budget(order, remaining, self._config.max_num_batched_tokens)
+        rows, query_lens = share_budget(order, remaining, self._pace.look())
         return (rows, query_lens) if self._preemption.has_room(rows, query_lens) else None

@@ -40,6 +40,8 @@ _WAITS = {
     "slot": "waits for one of {max_num_seqs:slot} (max_num_seqs)",
     "tokens": "waits, the step's {max_num_batched_tokens:token is|tokens are} used up "
     "(max_num_batched_tokens)",
+    "pace": "waits, since others will run for longer than it can: the step's "
+    "{max_num_paced_tokens:token is|tokens are} used up (max_num_paced_tokens)",
     "urgent": "waits for a more urgent request's prompt: {by!r} gets {num_tokens} of the step's "
     "{max_num_batched_tokens:token}; it keeps its blocks",
     "prefix": "waits, the step computes a prefix that it would otherwise compute again",

@@ -37,6 +37,7 @@ from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
 from pagedkv.scheduler.in_flight import InFlight
 from pagedkv.scheduler.offloading import Offloading
+from pagedkv.scheduler.pace import Pace
 from pagedkv.scheduler.pins import Pins
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue, rank_of
@@ -82,16 +83,18 @@ class Scheduler:
         costs = (bytes_per_block, enable_prefix_caching)
         self._preemption = Preemption(*parts, *costs, self.log, self.pins)
         self._offloading = Offloading(manager, bytes_per_block)
-        rest = (enable_prefix_caching, self.log, self.window, self._offloading)
+        self._pace = Pace(config, self._running, self._queue)
+        rest = (enable_prefix_caching, self.log, self.window, self._offloading, self._pace)
         self._starting = Starting(*parts, *rest)
-        self._tokens = StepTokens(config, self._running, self._queue, self._starting, self.log)
+        places = (self._running, self._queue)
+        self._tokens = StepTokens(config, *places, self._starting, self.log, self._pace)
         self._forking = Forking(manager, self._running, self._queue, self._entries)
         shared = (manager, self._running, self._queue, self._entries, self._forking)
         self._beams = Beams(*shared)
         told = (self._forking, self._preemption, self._offloading, self.window, self.log)
         self._in_flight = InFlight(manager, self._running, *told)
         looked_at = (manager, self._running, self._queue, self._forking, self._preemption)
-        self._ahead = Ahead(*looked_at, self.window, config)
+        self._ahead = Ahead(*looked_at, self.window, config, self._pace)
         self._ending = Ending(*shared, self.log, self._beams, self.pins)
 
     # -- questions ---------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.offloading import Offloading
+from pagedkv.scheduler.pace import Pace
 from pagedkv.scheduler.pending import PendingPrefixes
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue
@@ -71,6 +72,7 @@ class Starting:
         log: DecisionLog,
         window: Window,
         offloading: Offloading,
+        pace: Pace,
     ) -> None:
         self._manager = manager
         self._running = running
@@ -81,6 +83,7 @@ class Starting:
         self._log = log
         self._window = window
         self._offloading = offloading
+        self._pace = pace
 
     def start_beside(
         self,
@@ -91,7 +94,7 @@ class Starting:
     ) -> Started:
         """Start what is queued beside the rows of running sequences."""
         pending = self.pending_beside(rows, query_lens, self._running.slots.num_computed[rows])
-        budget = self._config.max_num_batched_tokens - int(query_lens.sum())
+        budget = self._pace.most - int(query_lens.sum())
         while True:
             started = self.start(budget, pending, num_step)
             if rows.size or started.admitted or self._manager.num_returning_blocks:
@@ -114,7 +117,7 @@ class Starting:
         table = self._running.slots
         pending = self.pending_beside(rows, query_lens, table.num_computed[rows])
         pending.add_chunks(table, self._running.by_slot, *running)
-        budget = self._config.max_num_batched_tokens - int(query_lens.sum())
+        budget = self._pace.most - int(query_lens.sum())
         return self.start(budget, pending, num_step)
 
     def pending_beside(
@@ -246,8 +249,9 @@ class Starting:
     def _no_place(self, budget: int) -> dict[str, int | str]:
         if budget:
             return {"lacks": "slot", "max_num_seqs": self._running.slots.max_num_seqs}
-        limit = self._config.max_num_batched_tokens
-        return {"lacks": "tokens", "max_num_batched_tokens": limit}
+        if self._pace.is_slow:
+            return {"lacks": "pace", "max_num_paced_tokens": self._pace.most}
+        return {"lacks": "tokens", "max_num_batched_tokens": self._pace.most}
 
     def _admit(self, entry: Entry, budget: int, pending: PendingPrefixes, started: Started) -> int:
         """The blocks of its first chunk: prefix match first, size after."""

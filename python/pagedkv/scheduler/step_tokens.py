@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from pagedkv.config import SchedulerConfig
 from pagedkv.scheduler.decision_log import DecisionLog
+from pagedkv.scheduler.pace import Pace
 from pagedkv.scheduler.queue import RankedQueue
 from pagedkv.scheduler.rows import share_budget
 from pagedkv.scheduler.running import RunningSet
@@ -28,7 +29,7 @@ from pagedkv.scheduler.starting import Started, Starting
 
 
 class StepTokens:
-    """Shares out max_num_batched_tokens of them in each step."""
+    """Shares out as many of them as the pace allows."""
 
     def __init__(
         self,
@@ -37,12 +38,14 @@ class StepTokens:
         queue: RankedQueue,
         starting: Starting,
         log: DecisionLog,
+        pace: Pace,
     ) -> None:
         self._config = config
         self._running = running
         self._queue = queue
         self._starting = starting
         self._log = log
+        self._pace = pace
 
     def share(
         self, order: NDArray[np.int64], remaining: NDArray[np.int64], num_step: int
@@ -57,7 +60,7 @@ class StepTokens:
             what has started, and the slots and token counts of the rows beside it. Their blocks are
             there.
         """
-        budget, table = self._config.max_num_batched_tokens, self._running.slots
+        budget, table = self._pace.look(), self._running.slots
         rows, query_lens = share_budget(order, remaining, budget)
         started, passed = Started(), self._passed(order, remaining)
         if passed.any():
@@ -112,5 +115,5 @@ class StepTokens:
                 lacks="urgent",
                 by=self._running.entry_at(int(slots[most])).request.request_id,
                 num_tokens=int(counts[most]),
-                max_num_batched_tokens=self._config.max_num_batched_tokens,
+                max_num_batched_tokens=self._pace.most,
             )
