@@ -257,3 +257,46 @@ def test_a_graph_with_a_shared_prefix_is_captured_when_a_step_has_one(device) ->
     engine._runner._inputs._grouper = PrefixGrouper(16)
     assert answers(engine, prompts, GREEDY) == right
     assert any(num_groups == 1 for _, _, num_groups in engine._runner._graphs._graphs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_decodes_that_share_a_prefix_have_the_same_logits_beside_a_chunk(device, dtype) -> None:
+    source = random.Random(8)
+    shared = [source.randrange(1500) for _ in range(200)]
+    beside = [source.randrange(1500) for _ in range(300)]
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    found: dict[bool, torch.Tensor] = {}
+    for grouped in (False, True):
+        engine = engine_on(device, dtype, enforce_eager=True, **POOL)
+        inputs, model = engine._runner._inputs, engine._runner._model
+        inputs._grouper = PrefixGrouper(16) if grouped else None
+        answers(engine, [[*shared, 1]], params)  # finds its place in the prefix cache
+        for i in range(8):
+            engine.add_request(str(i), [*shared, i], params)
+        while engine.num_waiting or engine.num_running < 8:
+            engine.step()
+        engine.step()
+        forward, compute = model.forward, model.compute_logits
+        steps, logits = [], []
+
+        def watched(*step: Any, forward=forward, steps=steps) -> torch.Tensor:
+            groups = step[-1].prefix_groups
+            steps.append((step[-1].max_query_len, None if groups is None else groups.tolist()))
+            return forward(*step)
+
+        def kept(hidden: torch.Tensor, compute=compute, logits=logits) -> torch.Tensor:
+            logits.append(compute(hidden).float())
+            return compute(hidden)
+
+        model.forward, model.compute_logits = watched, kept
+        engine.add_request("beside", beside, params)
+        while engine.has_work:
+            engine.step()
+        mixed = next(i for i, (length, _) in enumerate(steps) if length == 300)
+        assert (steps[mixed][1] is not None) == grouped
+        if grouped:
+            assert steps[mixed][1][0] == [0, 8, 12]
+        found[grouped] = logits[mixed]
+    alike = torch.nn.functional.cosine_similarity(found[False], found[True])
+    assert len(alike) == 9
+    assert alike.min() > 0.999

@@ -87,7 +87,9 @@ def test_decodes_that_share_a_prefix_are_told_with_empty_entries_behind_them() -
         manager.publish(seq_id, [], num_computed_tokens=10)
     assert groups([1, 2, 4, 5], [1] * 4, num_padded=6) == [[0, 2, 2], [2, 2, 2], [0, 0, 0]]
     assert groups([3], [1], num_padded=4) is None
-    assert groups([1, 2, 3], [1, 1, 2]) is None  # a chunk of a prompt beside them
+    # Beside a chunk of a prompt, unless it is a large one.
+    assert groups([1, 2, 3], [1, 1, 2]) == [[0, 2, 2]]
+    assert groups([1, 2, 3], [1, 1, 11]) is None
     plain = InputBuilder(manager, config, max_model_len=32)
     inputs = plain
     assert groups([1, 2], [1, 1]) is None

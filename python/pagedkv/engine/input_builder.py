@@ -69,6 +69,9 @@ class InputBuilder:
         """
         self._grouper = grouper
         self._workspace = workspace
+        # Tokens of a step whose decodes are grouped: attention then keeps states of all tokens, and
+        # beside more of them the time of the decodes counts little.
+        self._most_grouped = 2 * config.max_num_seqs
         self._block_size = manager.block_size
         max_num_blocks = -(-max_model_len // manager.block_size)
         num_seqs, num_tokens = config.max_num_seqs, config.max_num_batched_tokens
@@ -138,7 +141,7 @@ class InputBuilder:
         sample_positions = lens[step.sample_rows].astype(np.int64)
         draws = self._draws(params, sample_positions, most_samples)
         prefix_groups = None
-        if self._grouper is not None and most_rows == num_tokens:
+        if self._grouper is not None and num_tokens <= self._most_grouped:
             prefix_groups = self._groups(self._grouper, step, lens[:num_rows], most_rows)
         width = -(-int(lens.max(initial=0)) // self._block_size)
         rows, block_tables = take(np.int32, num_rows, width)
