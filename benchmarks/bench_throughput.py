@@ -73,6 +73,10 @@ OPTIONS: dict[str, object] = {
     "max_num_batched_tokens": 8192,
 }
 
+# Weights that take longer to read than a few hundred rows take to multiply: prompts in no hurry are
+# multiplied beside decodes.
+OPTIONS_OF: dict[str, dict[str, object]] = {"Llama-3.1-8B": {"max_num_paced_tokens": 384}}
+
 # A pool of 80,000 tokens for requests that have 276,000 at their ends.
 PRESSURE: dict[str, object] = {"num_gpu_blocks_override": 5000, "max_model_len": 4096}
 PRESSURE_AT_LEAST = 8500  # tok/s out, Llama-3.1-8B, the automatic choice
@@ -177,7 +181,7 @@ def beside_transformers(shape: str, folder: str) -> rows.Row:
     Both sides draw at temperature 0.6, each after a warm-up; one run.
     """
     prompts, lens = MIXES["bs32"].requests()
-    llm = LLM(folder, **OPTIONS)
+    llm = LLM(folder, **{**OPTIONS, **OPTIONS_OF.get(shape, {})})
     run(llm, (prompts, [8] * len(lens)))
     took = run(llm, (prompts, lens))
     del llm
@@ -208,8 +212,8 @@ def under_pressure(
     made = []
     for mode in modes:
         swap_space = 0 if mode == "recompute" else 8
-        options = {**OPTIONS, **PRESSURE, "preemption_mode": mode, "swap_space": swap_space}
-        llm = LLM(folder, **options)
+        options = {**OPTIONS, **OPTIONS_OF["Llama-3.1-8B"], **PRESSURE}
+        llm = LLM(folder, **{**options, "preemption_mode": mode, "swap_space": swap_space})
         run(llm, (prompts, [min(n, 8) for n in lens]))  # warm-up
         before = llm.engine.step_split
         seconds = statistics.median(run(llm, (prompts, lens)) for _ in range(num_runs))
@@ -292,9 +296,10 @@ def measure_all(
 ) -> list[rows.Row]:
     """The mixes one after the other in one engine, which notes says how it came to be."""
     begin = time.perf_counter()
-    llm = LLM(folder, **{**OPTIONS, **options.options})
-    if options.options:
-        notes.append(f"options: {json.dumps(options.options)}")
+    chosen = {**OPTIONS_OF.get(shape, {}), **options.options}
+    llm = LLM(folder, **{**OPTIONS, **chosen})
+    if chosen:
+        notes.append(f"{shape}: options {json.dumps(chosen)}")
     notes.append(f"{shape}: {time.perf_counter() - begin:.1f} s from start to ready")
     made = []
     for name in mixes:
