@@ -75,7 +75,7 @@ OPTIONS: dict[str, object] = {
 
 # Weights that take longer to read than a few hundred rows take to multiply: prompts in no hurry are
 # multiplied beside decodes.
-OPTIONS_OF: dict[str, dict[str, object]] = {"Llama-3.1-8B": {"max_num_paced_tokens": 384}}
+OPTIONS_OF: dict[str, dict[str, object]] = {"Llama-3.1-8B": {"max_num_paced_tokens": 320}}
 
 # A pool of 80,000 tokens for requests that have 276,000 at their ends.
 PRESSURE: dict[str, object] = {"num_gpu_blocks_override": 5000, "max_model_len": 4096}

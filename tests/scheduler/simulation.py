@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -159,14 +159,7 @@ class Simulation:
     def __post_init__(self) -> None:
         self.manager = self.make_manager()
         config = SchedulerConfig(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            scheduling_policy=self.scheduling_policy,
-            priority_ageing_steps=self.priority_ageing_steps,
-            max_num_overtakes=self.max_num_overtakes,
-            max_num_paced_tokens=self.max_num_paced_tokens,
-            reserve_after_preemptions=self.reserve_after_preemptions,
-            preemption_mode=self.preemption_mode,
+            **{one.name: getattr(self, one.name) for one in fields(SchedulerConfig)}
         )
         self.scheduler = self.scheduler_type(
             self.manager,

@@ -13,9 +13,7 @@ from pagedkv.scheduler import Scheduler, build_scheduler
 
 
 def made(paced: int) -> Scheduler:
-    config = SchedulerConfig(
-        max_num_seqs=4, max_num_batched_tokens=64, max_num_paced_tokens=paced
-    )
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_num_paced_tokens=paced)
     facts = RunFacts("none", "float32", 1, 1, 1, 8, 256, 200, 0)
     return build_scheduler(CacheConfig(block_size=4), config, facts)[1]
 

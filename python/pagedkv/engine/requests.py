@@ -4,8 +4,10 @@ nothing, so that a bad prompt in a list is refused before any of the list runs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -194,6 +196,10 @@ class RequestBuilder:
 
 
 def _flat(prompt: object) -> NDArray[np.generic]:
+    if isinstance(prompt, list) and prompt and type(prompt[0]) is int:
+        # Two thirds of the time that NumPy takes to find out what is in a list.
+        with contextlib.suppress(TypeError, OverflowError):
+            return np.frombuffer(array("q", prompt), dtype=np.int64)
     try:
         return np.asarray(prompt)
     except ValueError:  # lists of several lengths in a list
