@@ -34,7 +34,7 @@ from pagedkv.cli.load.running import new_client
 from rows import Row, parser, report
 
 HEALTH_LIMIT_S = 0.1
-LONG_TEXT = "The capital of France is Paris. " * 6_000  # 42,000 tokens
+LONG_TEXT = "The capital of France is Paris. " * 4_000  # 28,000 tokens
 
 
 def probe(port: int, is_over: Event, results: multiprocessing.SimpleQueue[list[float]]) -> None:
