@@ -93,6 +93,21 @@ def test_leaving_during_prefill_or_decode_frees_the_blocks(
     frees_within_two_steps(served, gate)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("num_chunks", [1, 3])
+def test_leaving_within_a_prompt_of_several_chunks_frees_its_blocks(
+    tokenizer_folder: Path, shape: str, num_chunks: int
+) -> None:
+    with serving(tokenizer_folder, max_num_batched_tokens=16, max_num_seqs=8) as served:
+        gate = Gate(served)
+        fields = {**LONG, **SHAPES[shape], "prompt": "x" * 100, "max_tokens": 100}
+        with connect(served.port) as connection:
+            connection.sendall(request("/v1/completions", fields))
+            gate.let(num_chunks)
+            assert num_held(served) > 0
+        frees_within_two_steps(served, gate)
+
+
 def test_leaving_before_the_body_is_complete_leaves_nothing(served: Served) -> None:
     for data in (
         b"",
