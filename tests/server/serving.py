@@ -77,8 +77,11 @@ class Served:
         # The engine's thread may be in the middle of the abort after which it has no work.
         self.wait(lambda: self.engine._outputs.num_watched == 0)
         self.wait(lambda: self.service.engine.num_unfinished == 0)
-        statistics = self.engine.statistics()
-        assert statistics.num_free + statistics.num_cached_idle == statistics.num_blocks
+        self.wait(self._holds_no_block)
+
+    def _holds_no_block(self) -> bool:
+        found = self.engine.statistics()
+        return found.num_free + found.num_cached_idle == found.num_blocks
 
 
 @contextmanager

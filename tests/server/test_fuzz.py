@@ -13,6 +13,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from serving import serving
 
+from pagedkv.server import Limits
+
 CASES = int(os.environ.get("PAGEDKV_FUZZ_CASES", "50"))
 ROUTES = [
     ("POST", "/v1/completions"),
@@ -31,8 +33,9 @@ ROUTES = [
 
 @pytest.fixture(scope="module")
 def target(tokenizer_folder: Path) -> Any:
-    # A short context: every answer is tiny.
-    with serving(tokenizer_folder, max_model_len=24) as served:
+    # A short context: every answer is tiny. What is kept is kept for a second at most.
+    limits = Limits(max_keep_s=1.0)
+    with serving(tokenizer_folder, app_options={"limits": limits}, max_model_len=24) as served:
         schema = schemathesis.openapi.from_dict(served.client.get("/openapi.json").json())
         schema.config.base_url = served.url
         yield served, schema

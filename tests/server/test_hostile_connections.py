@@ -118,6 +118,29 @@ def test_connections_that_are_kept_for_another_request_make_room_too(narrow: Ser
         one.close()
 
 
+def test_bodies_of_all_requests_together_are_bounded(tokenizer_folder: Path) -> None:
+    limits = Limits(max_held_bytes=1500)
+    with serving(tokenizer_folder, app_options={"limits": limits}) as served:
+        gate = Gate(served)
+        stream = {**PROMPT, "stream": True, "max_tokens": 20, "ignore_eos": True}
+        body = json.dumps({**stream, "prompt": "x" * 100}).ljust(1000)
+        with connect(served.port) as busy:
+            busy.sendall(head("/v1/completions", JSON, "content-length: 1000") + body.encode())
+            gate.let(1)
+            kind = {"content-type": "application/json"}
+            response = served.client.post("/v1/completions", content=body, headers=kind)
+            assert response.status_code == 429
+            assert response.headers["retry-after"] == "1"
+            assert "1500 bytes" in response.json()["error"]["message"]
+            assert served.post("/tokenize", prompt="x" * 100).status_code == 200
+            gate.open()
+        served.wait_idle()
+        assert served.client.post("/tokenize", json={"prompt": "x" * 200}).status_code == 200
+        response = served.client.post("/v1/completions", content=body, headers=kind)
+        assert response.status_code == 200
+        assert "[DONE]" in response.text
+
+
 def test_requests_in_a_row_are_answered_in_their_order(served: Served) -> None:
     with connect(served.port) as connection:
         connection.sendall(

@@ -60,6 +60,7 @@ class Guard:
         self._limits = limits
         self._key_pages = key_pages
         self._digests = [_digest(key.encode()) for key in access.api_keys]
+        self._num_held_bytes = 0  # of the bodies of all requests that are being answered
         self._hosts = {host.lower().strip("[]") for host in access.allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,6 +121,11 @@ class Guard:
     def _too_large(self) -> str:
         return f"the body is larger than {self._limits.max_body_bytes} bytes"
 
+    @property
+    def _too_much(self) -> str:
+        most = self._limits.max_held_bytes
+        return f"requests with bodies of {most} bytes are being answered; try again later"
+
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app on a body that is bounded in size and in time; beyond, whoever reads it in
         the app gets an HTTPException.
@@ -137,14 +143,24 @@ class Guard:
                 message = await asyncio.wait_for(receive(), left_s)
             except asyncio.TimeoutError:
                 raise _broken_off(408, "the body did not arrive in time") from None
-            num_bytes += len(message.get("body", b""))
+            part = len(message.get("body", b""))
+            num_bytes += part
+            self._num_held_bytes += part
             if num_bytes > self._limits.max_body_bytes:
                 await _drain(receive, _DRAIN_BYTES)
                 raise _broken_off(413, self._too_large)
+            if self._num_held_bytes > self._limits.max_held_bytes:
+                await _drain(receive, _DRAIN_BYTES)
+                raise HTTPException(
+                    429, self._too_much, headers={"connection": "close", "retry-after": "1"}
+                )
             has_body = not message.get("more_body", False)
             return message
 
-        await self._app(scope, bounded, send)
+        try:
+            await self._app(scope, bounded, send)
+        finally:
+            self._num_held_bytes -= num_bytes
 
 
 async def _drain(receive: Receive, num_bytes: int) -> None:

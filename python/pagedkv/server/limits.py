@@ -12,6 +12,8 @@ class Limits:
     Args:
         max_body_bytes: of a request's body. A prompt of 128,000 tokens fits into the default, as
             text or as ids; parsing four times as much would hold everybody up for too long.
+        max_held_bytes: of the bodies of all requests that are being answered; more are refused with
+            status 429.
         max_header_bytes: of all headers of a request together.
         body_timeout_s: for a body to arrive.
         max_connections: at a time; beyond, that one goes which has waited the longest without
@@ -30,6 +32,7 @@ class Limits:
     """
 
     max_body_bytes: int = 2**20
+    max_held_bytes: int = 2**28
     max_header_bytes: int = 16 * 2**10
     body_timeout_s: float = 30.0
     max_connections: int = 4096
@@ -46,6 +49,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, low in (
             ("max_body_bytes", 1),
+            ("max_held_bytes", 1),
             ("max_header_bytes", 1),
             ("max_connections", 1),
             ("max_queue", 0),
