@@ -8,6 +8,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -44,10 +45,17 @@ def test_json_once_is_one_object(run: Any) -> None:
 
 def test_json_goes_on_until_the_server_ends(run: Any) -> None:
     gate = threading.Event()
-    with answering(GOOD, stays_open=gate) as (url, _):
-        timer = threading.Timer(1.0, gate.set)
-        timer.start()
+    with answering(GOOD, stays_open=gate) as (url, seen):
+
+        def end() -> None:  # a look at /metrics goes before each line
+            while sum(one["path"] == "/metrics" for one in seen) < 3:
+                time.sleep(0.01)
+            gate.set()
+
+        ending = threading.Thread(target=end)
+        ending.start()
         result = run("top", url, "--json", *FAST)
+        ending.join()
     assert len([json.loads(line) for line in result.out.splitlines()]) >= 2
     assert result.code == 1
     assert f"{url}: the server has ended the live view" in result.err
@@ -148,7 +156,7 @@ def test_what_speaks_no_http_or_says_nothing_is_told() -> None:
 def test_a_server_that_falls_silent_is_told() -> None:
     with (
         answering(GOOD, stays_open=threading.Event()) as (url, _),
-        Connection(url, api_key=None, silence_s=0.3) as server,
+        Connection(url, api_key=None, silence_s=1.0) as server,
     ):
         found = 0
         while found < 2:
