@@ -363,7 +363,7 @@ class QueueLook:
     (is_swapped bool, as many), in order of turn, and of pinned ones.
 
     first_seen: those that no look had before. reasons: (seq_id, why it waits, in words), where that
-    is new.
+    is new; of running ones too, whose prompts a more urgent one passes, and "" when that is over.
     """
 
     running: NDArray[np.int64]

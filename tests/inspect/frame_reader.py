@@ -88,4 +88,7 @@ class FrameReader:
         assert {one: list(states.values()).count(one) for one in self.queues} == self.queues
         for seq_id, one in by_seq_id.items():
             assert names.get(seq_id, one["id"]) == one["id"]
-            assert (one["why"] is not None) == (one["state"] in ("waiting", "swapped")), one
+            if one["state"] == "running":  # one that waits has been passed by an urgent prompt
+                assert one["why"] is None or "more urgent" in one["why"], one
+            else:
+                assert (one["why"] is not None) == (one["state"] != "pinned"), one

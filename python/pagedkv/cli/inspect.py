@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from pagedkv.cli.progress import progress
+
 
 def inspect(
     file: Annotated[Path, typer.Argument(help="Written by --record.", metavar="FILE")],
@@ -36,14 +38,14 @@ def inspect(
     if output is not None and output.exists():
         raise FileExistsError(f"{output} exists already")
     recording = load(file)
-    page = recorded_page(
-        recorded_lines(
+    with progress("steps", len(recording.steps)) as count:
+        lines = recorded_lines(
             recording.facts,
             block_size=recording.cache.block_size,
             max_num_seqs=recording.scheduler.max_num_seqs,
-            looks=looks(recording),
+            looks=looks(recording, count),
         )
-    )
+        page = recorded_page(lines)
     if output is not None:
         output.write_text(page.html, encoding="utf-8")
         print(f"{len(recording.steps)} steps are in {output}")

@@ -55,7 +55,7 @@ def serve(
         bool,
         typer.Option(
             "--inspect-show-text",
-            help="The live view at /inspect shows the texts of prompts.",
+            help="The live view at /inspect shows the texts of all prompts, to every key.",
             rich_help_panel=_SERVER,
         ),
     ] = False,

@@ -135,7 +135,7 @@ class FrameEncoder:
             counts = [*states.values()]
             self._counts = {name: counts.count(name) for name in _STATES}
         for seq_id, why in queues.reasons:
-            changed.setdefault(seq_id, {"lane": self._lanes[seq_id]})["why"] = why
+            changed.setdefault(seq_id, {"lane": self._lanes[seq_id]})["why"] = why or None
         for seq_id, parts in changed.items():
             self._requests[seq_id].update(parts)
         return gone, [*changed.values()]

@@ -143,7 +143,8 @@ class LiveView:
                 finally:
                     await self._engine.call(partial(_close, view))
         except Exception as error:
-            logger.error("the live view ends: %s: %s", type(error).__name__, error)
+            if not self._stopping.is_set():  # or the engine has ended before it could be told
+                logger.error("the live view ends: %s: %s", type(error).__name__, error)
         finally:
             self._showing = None
             for viewer in self._viewers:
@@ -190,7 +191,9 @@ class LiveView:
         line = full = b""
         for viewer in self._viewers:
             if viewer.is_behind:
-                full = full or start + _line(encoder.full())
+                if not full:
+                    is_whole = frame is not None and "full" in frame
+                    full = start + _line(frame if frame and is_whole else encoder.full())
                 viewer.is_behind = False
                 viewer.put(full)
             elif frame is not None:

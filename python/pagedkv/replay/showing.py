@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pagedkv.block_manager import Snapshot
 from pagedkv.records import Activity, QueueLook
@@ -12,8 +12,10 @@ from pagedkv.replay.recording import Recording
 from pagedkv.replay.sources import AsRecorded
 
 
-def looks(recording: Recording) -> Iterator[tuple[Snapshot, QueueLook, Activity]]:
-    """The run before its first step, and behind each.
+def looks(
+    recording: Recording, count: Callable[[], object] = lambda: None
+) -> Iterator[tuple[Snapshot, QueueLook, Activity]]:
+    """The run before its first step, and behind each. count: is called for each step.
 
     Raises:
         DivergedError: this version decides otherwise than the one that recorded.
@@ -23,3 +25,4 @@ def looks(recording: Recording) -> Iterator[tuple[Snapshot, QueueLook, Activity]
     yield view.take()
     for _ in itertools.islice(drive.steps(), len(recording.steps)):  # a cut one could go on
         yield view.take()
+        count()

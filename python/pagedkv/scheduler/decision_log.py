@@ -138,15 +138,21 @@ class DecisionLog:
             oldest, _ = self._finished.popitem(last=False)
             del self._logs[oldest]
 
-    def latest(self, name: str) -> tuple[object, Callable[[], Decision]] | None:
-        """Of an unfinished request: a mark that is another after each decision about it, and what
-        puts the last one into words.
-        """
+    def mark(self, name: str) -> object:
+        """Another one after each decision about an unfinished request."""
+        note = self._last_note(name)
+        return None if note is None else (note.last_step, id(note))
+
+    def last_decision(self, name: str) -> Decision | None:
+        """About an unfinished request; None: there is none."""
+        note = self._last_note(name)
+        return None if note is None else note.decision()
+
+    def _last_note(self, name: str) -> _Note | None:
         log = self._logs.get(name)
         if log is None:
             return None
-        note = log.notes[-1] if log.notes else log.first
-        return (note.last_step, id(note)), note.decision
+        return log.notes[-1] if log.notes else log.first
 
     def explain(self, name: str) -> list[Explanation]:
         """Of the request, or of each of its answers if it has several; none if it is not known (any

@@ -38,6 +38,7 @@ class RunView:
         self._places: tuple[list[Any], ...] = ()  # in the last look
         self._known: set[int] = set()  # seq_ids in the last look
         self._marks: dict[int, object] = {}  # of those that wait, for what was told of them
+        self._sits: set[int] = set()  # seq_ids of running ones that were told to wait
         self.has_news = True
 
     # -- what the engine tells -------------------------------------------------------------
@@ -105,21 +106,40 @@ class RunView:
             asked += [one for one in queue[MAX_ASKED:] if one.seq_id not in self._marks]
         else:
             asked = queue[:MAX_ASKED]
-        return replace(self._last, first_seen=tuple(seen), reasons=tuple(self._reasons(asked)))
+        reasons = (*self._reasons(asked), *self._sitting_out())
+        return replace(self._last, first_seen=tuple(seen), reasons=reasons)
 
     def _reasons(self, asked: list[Entry]) -> Iterator[tuple[int, str]]:
         """Of those whose last decision is not the one that was told."""
         for entry in asked:
-            latest = self._scheduler.log.latest(entry.request.request_id)
-            mark = None if latest is None else latest[0]
+            mark = self._scheduler.log.mark(entry.request.request_id)
             if entry.seq_id in self._marks and self._marks[entry.seq_id] == mark:
                 continue
             self._marks[entry.seq_id] = mark
-            decision = None if latest is None else latest[1]()
+            decision = self._scheduler.log.last_decision(entry.request.request_id)
             if decision is None or decision.kind == "queued":
                 yield entry.seq_id, "waits its turn behind those before it"
             else:
                 yield entry.seq_id, decision.text
+
+    def _sitting_out(self) -> Iterator[tuple[int, str]]:
+        """Of running prompts that got no tokens in the last step, and that get some again."""
+        running, log = self._scheduler._running, self._scheduler.log
+        table, order = running.slots, running.order
+        told, self._sits = self._sits, set()
+        if self._scheduler.config.scheduling_policy == "fcfs":
+            return
+        for slot in order[table.num_tokens[order] - table.num_computed[order] > 1].tolist():
+            entry = running.entry_at(slot)
+            decision = log.last_decision(entry.request.request_id)
+            if decision is None or decision.kind != "waits":
+                continue
+            if decision.last_step == log.step:
+                self._sits.add(entry.seq_id)
+                yield entry.seq_id, decision.text
+        for seq_id in told - self._sits:
+            if seq_id in self._known and seq_id not in self._marks:
+                yield seq_id, ""
 
 
 def _seen(entry: Entry) -> Seen:

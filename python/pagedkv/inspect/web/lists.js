@@ -111,12 +111,11 @@ class RequestList {
     const [name, note, fill] = row.children;
     setStyle(row, "borderLeftColor", cssColor(laneColor(request.lane)));
     setText(name, shortName(request.id));
-    const fork = request.forked_from ? `fork of ${request.forked_from}, ` : "";
-    const size = `${fork}${request.tokens} tokens in ${request.table.length} blocks`;
-    const user = request.user ? `, ${request.user}` : "";
-    const priority = request.priority ? `, priority ${request.priority}` : "";
-    const why = request.why && request.state !== "running" ? request.why : size;
-    setText(note, why + user + priority);
+    const parts = [request.why ?? `${request.tokens} tokens in ${request.table.length} blocks`];
+    if (request.user) parts.push(request.user);
+    if (request.priority) parts.push(`priority ${request.priority}`);
+    if (request.forked_from) parts.push(`fork of ${shortName(request.forked_from)}`);
+    setText(note, parts.join(", "));
     setStyle(fill, "visibility", request.table.length ? "visible" : "hidden");
     const part = request.table.length ? this.run.fillOf(request) / this.run.blockSize : 0;
     setStyle(fill.firstChild, "width", `${Math.round(100 * part)}%`);

@@ -122,7 +122,7 @@ function draw(nowMs) {
       }
       const request = run.requests.get(page.chosen) ?? null;
       table.show(run, request);
-      setText(byId("whose"), request ? request.id : "click a request");
+      setText(byId("whose"), request ? shortName(request.id) : "click a request");
       byId("prompt").hidden = request?.prompt === undefined;
       setText(byId("prompt"), request?.prompt ?? "");
       setText(byId("told"), describe());

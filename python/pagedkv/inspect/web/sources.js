@@ -4,6 +4,22 @@
 
 const MAX_WAIT_MS = 10000;
 
+// Calls take(line) for each line of a stream of bytes.
+async function readLines(stream, take) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let parts = [];
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = value.split("\n");
+    parts.push(lines.shift());
+    for (const rest of lines) {
+      take(parts.join(""));
+      parts = [rest];
+    }
+  }
+}
+
 class LiveSource {
   // on: {start(start), frame(frame), state(text, isOn), key(wasRefused)}
   constructor(on) {
@@ -29,28 +45,13 @@ class LiveSource {
         return;
       }
       if (!response.ok) throw new Error(`the server answers ${response.status}`);
-      await this.read(response.body);
+      await readLines(response.body, (line) => this.take(line));
     } catch (error) {
       why = error.message;
     }
     this.on.state(`not connected: ${why}`, false);
     setTimeout(() => this.connect(), this.waitMs);
     this.waitMs = Math.min(2 * this.waitMs, MAX_WAIT_MS);
-  }
-
-  async read(body) {
-    const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-    let parts = [];
-    for (;;) {
-      const { value, done } = await reader.read();
-      if (done) return;
-      const lines = value.split("\n");
-      parts.push(lines.shift());
-      for (const rest of lines) {
-        this.take(parts.join(""));
-        parts = [rest];
-      }
-    }
   }
 
   take(line) {
@@ -70,8 +71,9 @@ class RecordedSource {
   static async open(base64, on) {
     const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const text = await new Response(stream).text();
-    return new RecordedSource(text.trimEnd().split("\n"), on);
+    const lines = [];
+    await readLines(stream, (line) => lines.push(line));
+    return new RecordedSource(lines, on);
   }
 
   constructor(lines, on) {
