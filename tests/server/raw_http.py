@@ -40,11 +40,14 @@ def status_of(data: bytes) -> int:
 
 def read_answer(connection: socket.socket) -> tuple[int, bytes]:
     """(status, body) of the next whole answer with a content-length, and nothing behind it."""
-    with connection.makefile("rb") as file:
+    with connection.makefile("rb", buffering=0) as file:
         status = int(file.readline().split(b" ")[1])
         length = 0
         while (line := file.readline()) not in (b"\r\n", b""):
             name, _, value = line.partition(b":")
             if name.lower() == b"content-length":
                 length = int(value)
-        return status, file.read(length)
+        body = b""
+        while len(body) < length and (part := file.read(length - len(body))):
+            body += part
+        return status, body

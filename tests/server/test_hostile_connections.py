@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,32 @@ def test_a_body_in_some_parts_is_a_body(served: Served, size: int) -> None:
         for _ in range(5):  # parts are counted for each request
             connection.sendall(CHUNKED + b"".join(chunked(body, size)))
             assert read_answer(connection)[0] == 200
+
+
+def test_lines_are_counted_for_each_head_of_a_row(served: Served) -> None:
+    some = [f"x{i}:" for i in range(100)]
+    with connect(served.port) as connection:
+        for _ in range(2):
+            connection.sendall(get("/health", *some) * 4)
+            for _ in range(4):
+                assert read_answer(connection)[0] == 200
+
+
+def test_few_connections_are_taken_on_at_a_time_and_more_may_wait(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    listen = socket.socket.listen
+
+    def spy(self: socket.socket, backlog: int) -> None:
+        asked.append(backlog)
+        listen(self, backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", spy)
+    with serving(tokenizer_folder) as served:
+        # asyncio takes on as many at a time as it is told may wait.
+        assert asked == [64, 2048]
+        assert served.client.get("/health").status_code == 200
 
 
 def test_little_is_read_at_a_time(served: Served) -> None:
@@ -185,7 +212,9 @@ ODD: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "a length of many digits": (head("/v1/completions", "content-length: " + "9" * 30), (400, 413)),
     "a header without a name": (b"GET /health HTTP/1.1\r\nhost: localhost\r\n: x\r\n\r\n", (400,)),
     "a header with a NUL": (get("/health", "x: a\0b"), (400,)),
-    "many headers": (get("/health", *[f"x{i}: y" for i in range(3000)]), (431,)),
+    "headers of many bytes": (get("/health", *[f"x{i}: {'y' * 99}" for i in range(200)]), (431,)),
+    "many headers": (get("/health", *[f"x{i}:" for i in range(300)]), (400,)),
+    "some headers": (get("/health", *[f"x{i}:" for i in range(200)]), (200,)),
     "a method of its own": (head("/health", method="BREW"), (405,)),
     "nonsense": (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", (400,)),
 }  # fmt: skip

@@ -12,6 +12,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # A request's line and headers that are larger than this end the connection while they come.
 MAX_HEAD_BYTES = 2**16
+# Lines of a head: h11 takes some 10 us for each.
+_MAX_LINES = 256
 # Parts of a body: each takes some 30 us, however small it is. 4 MiB may come in parts of 256 bytes.
 _MAX_PARTS = 2**14
 # Read at a time: 8 KiB in chunks of one byte hold everybody up for 40 ms, asyncio's 256 KiB would
@@ -30,14 +32,22 @@ class Arrivals:
 
 
 class _BoundedConnection(h11.Connection):
-    """Refuses a body of too many parts."""
+    """Refuses a head of too many lines, and a body of too many parts."""
 
+    num_lines = 0
     num_parts = 0
 
+    def receive_data(self, data: bytes) -> None:
+        if self.their_state is h11.IDLE:  # and not that of a request behind this one
+            self.num_lines += data.partition(b"\r\n\r\n")[0].count(b"\n")
+        super().receive_data(data)
+
     def next_event(self) -> Any:
+        if self.num_lines > _MAX_LINES:
+            raise h11.RemoteProtocolError(f"the head has more than {_MAX_LINES} lines")
         event = super().next_event()
         if type(event) is h11.Request:
-            self.num_parts = 0
+            self.num_lines = self.num_parts = 0
         elif type(event) is h11.Data:
             self.num_parts += 1
             if self.num_parts > _MAX_PARTS:

@@ -17,6 +17,9 @@ from pagedkv.server.service import Service
 
 # Of the files that this process may open: for the model, logs, and connections being closed.
 _OTHER_FILES = 64
+# Connections taken on without a pause, and those that the system lets wait meanwhile.
+_NUM_ACCEPTED = 64
+_BACKLOG = 2048
 # Beyond drain_s, for the last events of streams that were ended.
 _LAST_EVENTS_S = 5
 
@@ -40,6 +43,7 @@ class Server(uvicorn.Server):
                 app,
                 http=new_connection_class(most, limits.body_timeout_s),
                 ws="none",
+                backlog=_NUM_ACCEPTED,
                 timeout_graceful_shutdown=int(limits.drain_s) + _LAST_EVENTS_S,
                 server_header=False,
                 proxy_headers=False,
@@ -55,6 +59,8 @@ class Server(uvicorn.Server):
         gc.freeze()
         await super().startup(sockets)
         if self.started:
+            for bound in sockets or ():
+                bound.listen(_BACKLOG)
             self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
