@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from simulation import Simulation
+from test_pipelined_simulation import Pipelined
 
 from claims.contiguous import ContiguousManager, ContiguousScheduler
 from claims.reserving import Reservation, reserved_tokens
@@ -55,6 +56,15 @@ class PowersOfTwo(Contiguous):
 
 
 class Oracle(Contiguous):
+    policy = "oracle"
+
+
+@dataclass
+class PipelinedContiguous(Contiguous, Pipelined):
+    """Steps are planned while the one before runs."""
+
+
+class PipelinedOracle(PipelinedContiguous):
     policy = "oracle"
 
 

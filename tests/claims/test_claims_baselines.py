@@ -6,7 +6,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from baselines import Contiguous, Oracle, PowersOfTwo, StaticOracle
+from baselines import (
+    Contiguous,
+    Oracle,
+    PipelinedContiguous,
+    PipelinedOracle,
+    PowersOfTwo,
+    StaticOracle,
+)
+from test_pipelined_simulation import simulate as simulate_pipelined
 from test_simulation import simulate
 
 from claims.contiguous import ContiguousManager
@@ -40,6 +48,21 @@ def test_every_request_ends_with_its_solo_answer(kind: type[Contiguous]) -> None
     assert num_held_back > 30
     if kind is StaticOracle:
         assert max(batches) > 2
+
+
+@pytest.mark.parametrize("kind", [PipelinedContiguous, PipelinedOracle])
+def test_every_request_of_a_pipelined_run_too(kind: type[PipelinedContiguous]) -> None:
+    num_ahead = num_held_back = 0
+    for seed in range(NUM_SEEDS):
+        try:
+            simulation = simulate_pipelined(seed, kind)
+            simulation.check_outcome()
+        except Exception as error:
+            raise AssertionError(f"{kind.__name__}, seed {seed} fails") from error
+        num_ahead += simulation.num_ahead
+        num_held_back += simulation.launched.num_held_back
+    assert num_ahead > 500
+    assert num_held_back > 50
 
 
 def test_best_fit_takes_the_smallest_hole_that_holds_and_joins_what_comes_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -52,10 +53,12 @@ def short_jobs(count: int) -> list[Job]:
     return [Job(0.0, job.prompt[:30], min(job.output_len, 20)) for job in jobs]
 
 
+@pytest.mark.parametrize("is_pipelined", [False, True])
 @pytest.mark.parametrize("system", [MAX, ORACLE, STATIC], ids=lambda one: one.name)
 def test_answers_are_those_of_the_paged_engine(
-    system: System, config: EngineConfig, loaded: LoadedModel
+    system: System, is_pipelined: bool, config: EngineConfig, loaded: LoadedModel
 ) -> None:
+    config = dataclasses.replace(config, async_scheduling=is_pipelined)
     jobs = short_jobs(12)
     answers = []
     for one in (PAGED, system):

@@ -76,14 +76,14 @@ class Pipelined(Simulation):
         return None if lack is not None else entry.request.request_id
 
 
-def made(rng: random.Random) -> Pipelined:
+def made(rng: random.Random, kind: type[Pipelined] = Pipelined) -> Pipelined:
     block_size = rng.choice([1, 2, 4, 8])
     max_num_seqs = rng.randint(1, 10)
     max_model_len = rng.randint(8, 64)
     num_blocks = max(1, int(max_model_len / block_size * rng.uniform(0.6, 2.5)))
     num_more = rng.choice([0, 1, 8, 40])
     policy = rng.choice(["fcfs", "fcfs", "priority"])
-    return Pipelined(
+    return kind(
         num_blocks=num_blocks,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
@@ -114,9 +114,10 @@ def arrive(rng: random.Random, one: Pipelined, name: str, prefixes: list[list[in
     one.add(make_request(name, prompt, max_tokens, stops=stops, priority=priority, **options))
 
 
-def simulate(seed: int) -> Pipelined:
+def simulate(seed: int, kind: type[Pipelined] = Pipelined) -> Pipelined:
+    """kind: of the manager and the scheduler that are driven."""
     rng = random.Random(f"pipelined {seed}")
-    one = made(rng)
+    one = made(rng, kind)
     prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 24))] for _ in range(2)]
     num_left = rng.randint(1, 14)
     flight: tuple[ScheduledStep, np.ndarray | None] | None = None
