@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds (what has changed), tests, sanitises and benchmarks the CUDA ops and the engine on a machine
 # with a GPU, and prints a short table last. Usage: scripts/gpu.sh [python] [folder for logs]
-# STEPS chooses: build test sanitize bench (all by default). Tables are in the logs; with SAVE=1 they
-# also replace those of the same day in benchmarks/results.
+# STEPS chooses: build test sanitize bench (all by default), and claims, the GPU's part of
+# docs/paged-attention.md. Tables are in the logs; with SAVE=1 they also replace those of the same day
+# in benchmarks/results.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${1:-python3}
@@ -49,9 +50,9 @@ if chosen sanitize; then
       "$python" -m pytest -q --no-header -p no:cacheprovider tests/cuda -k sanitize
   done
 fi
+save=()
+if [[ -n ${SAVE:-} ]]; then save=(--save); fi
 if chosen bench; then
-  save=()
-  if [[ -n ${SAVE:-} ]]; then save=(--save); fi
   for name in gpu_ops streamed_linear sampling cache_layout paged_attention mixed_steps loading throughput; do
     options=()
     if [[ $name == loading ]]; then options=(--memory /dev/shm --layers 12); fi
@@ -68,6 +69,10 @@ if chosen bench; then
       tail -15 "$log"
     fi
   done
+fi
+if chosen claims; then
+  export PYTHONPATH=python:benchmarks
+  step claims "$python" -m claims gpu kernels swap indirection "${save[@]}"
 fi
 printf '%s\n' "${summary[@]}"
 exit $failed

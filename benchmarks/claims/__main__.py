@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -59,7 +60,10 @@ def main(given: list[str] | None = None) -> int:
     if unknown:
         arguments.error(f"unknown claims {unknown}: there are {', '.join(drawn_by)}")
     missed = 0 if options.figures else sum(measure(name, options) for name in names)
-    if options.save or options.figures:
+    can_draw = importlib.util.find_spec("matplotlib") is not None
+    if options.save and not can_draw:
+        print("matplotlib is not installed: python -m claims --figures draws the tables elsewhere")
+    if options.figures or (options.save and can_draw):
         for name in names:
             if draw := drawn_by[name]:
                 table = tables.read(tables.newest(f"claims-{name}"))

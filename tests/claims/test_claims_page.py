@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -121,3 +122,8 @@ def test_a_claim_is_measured_saved_and_drawn(
     assert (tmp_path / "capacity.svg").exists()
     assert (tmp_path / "picture-beams.svg").exists()
     assert "waits though enough is free | yes" in capsys.readouterr().out
+    (tmp_path / "capacity.svg").unlink()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["capacity", "--quick", "--save"]) == 0
+    assert "matplotlib is not installed" in capsys.readouterr().out
+    assert not (tmp_path / "capacity.svg").exists()
