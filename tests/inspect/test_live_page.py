@@ -213,6 +213,7 @@ def test_it_asks_for_the_key_and_keeps_it_to_itself(browser: Page, tokenizer_fol
         assert browser.evaluate("location.href") == shown.url
         kept = browser.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
         assert kept == [0, 0, ""]
+    browser.wait("document.querySelector('#link').textContent.startsWith('not connected: ')")
     refused = "Failed to load resource: the server responded with a status of 401 (Unauthorized)"
     browser.problems[:] = [one for one in browser.problems if one != refused]
     gone = "Failed to load resource: net::ERR_"

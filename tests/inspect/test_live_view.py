@@ -22,7 +22,7 @@ from test_disconnects import Gate
 from watched import Watched, watched
 
 from pagedkv.inspect import live
-from pagedkv.inspect.live import MAX_VIEWERS, Viewer, interval_s
+from pagedkv.inspect.live import MAX_VIEWERS, LiveView, Viewer, interval_s
 from pagedkv.server import Access
 
 PROMPT: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -109,14 +109,36 @@ def test_nothing_is_done_while_nobody_watches(
         assert shown.num_watchers == 1
 
 
-def test_an_engine_at_rest_is_not_looked_at_again_and_again(shown: Watched) -> None:
+def test_what_no_step_tells_of_is_seen_too(shown: Watched) -> None:
     with ExitStack() as stack:
         client = Client(shown, stack)
         client.next()
         shown.served.complete("Hello", **PROMPT)
         client.read_to_step(shown.served.fake.num_steps)
         shown.served.ok("/reset_prefix_cache")
-        assert client.next()["statistics"]["num_cached_idle"] == 0  # no step told of it
+        assert client.next()["statistics"]["num_cached_idle"] == 0
+
+
+def test_an_engine_without_news_is_not_looked_at(
+    shown: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "QUIET_INTERVAL_S", 1e6)
+    until, num_rounds = LiveView._until, 0
+
+    async def counted(view: LiveView, due_s: float) -> None:
+        nonlocal num_rounds
+        num_rounds += 1
+        await until(view, due_s)
+
+    monkeypatch.setattr(LiveView, "_until", counted)
+    with ExitStack() as stack:
+        client = Client(shown, stack)
+        client.next()
+        num_looks, before = len(shown.looks), num_rounds
+        shown.served.wait(lambda: num_rounds >= before + 5)
+        assert len(shown.looks) == num_looks == 1
+        shown.served.complete("Hello", **PROMPT)
+        client.read_to_step(shown.served.fake.num_steps)
 
 
 def test_a_look_waits_until_the_last_one_is_paid_for() -> None:
