@@ -8,7 +8,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,8 +27,8 @@ def bench_serve(
         str, typer.Option(help="Of the server; /v1 behind it or not.")
     ] = "http://127.0.0.1:8000",
     backend: Annotated[
-        Literal["openai", "openai-chat"],
-        typer.Option(help="/v1/completions, or /v1/chat/completions."),
+        str,
+        typer.Option(help="openai: /v1/completions; openai-chat: /v1/chat/completions."),
     ] = "openai",
     model: Annotated[
         str | None, typer.Option(help="Its name there; without one, the first of /v1/models.")
@@ -151,6 +151,8 @@ def bench_serve(
 
     if plot is not None and plot.suffix != ".svg":
         raise typer.BadParameter(f"--plot writes SVG: a name that ends in .svg, got {plot}")
+    if backend not in ("openai", "openai-chat"):
+        raise typer.BadParameter(f"--backend is openai or openai-chat, got {backend}")
     goals = Goals.parse(goodput or ())
     is_chat = backend == "openai-chat"
     if dataset_path is not None:
