@@ -24,7 +24,7 @@ from pagedkv.request import Request
 
 logger = logging.getLogger(__name__)
 
-MAX_PART = 0.008
+MAX_PART = 0.007
 MIN_INTERVAL_S = 0.1
 # What no step tells of (a reset of the cache, say) is seen at least so soon.
 QUIET_INTERVAL_S = 1.0
