@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,20 @@ def test_a_server_with_a_key_is_asked_with_it(
         assert run(*command, "--api-key", "a-key").code == 0
         monkeypatch.setenv("PAGEDKV_API_KEY", "a-key")
         assert run(*command).code == 0
+
+
+def test_a_bar_counts_requests(run: Any, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    @contextmanager
+    def noted(words: str, total: int) -> Iterator[Any]:
+        seen.append((words, total))
+        yield lambda: seen.append("one")
+
+    module = importlib.import_module("pagedkv.cli.bench_serve")
+    monkeypatch.setattr(module, "progress", noted)
+    assert run("bench", "serve", "--base-url", served.url, *SMALL).code == 0
+    assert seen == [("requests", 6), *["one"] * 6]
 
 
 def test_a_plot_is_written(run: Any, served: Served, tmp_path: Path) -> None:
