@@ -24,6 +24,10 @@ def check_page(state: dict[str, Any], snapshot: Snapshot, queues: QueueLook) -> 
     assert tables == sorted(
         (one["tokens"], one["table"]) for one in state["requests"] if one["table"]
     )
+    for one in state["requests"]:
+        if one["table"] and one["table"][-1] >= 0:
+            fill = one["tokens"] - (len(one["table"]) - 1) * snapshot.block_size
+            assert state["fills"][one["table"][-1]] == fill
     held = np.array(state["states"]) == BlockState.REFERENCED.value
     assert np.array(state["holders"])[held].tolist() == np.array(state["refs"])[held].tolist()
     assert state["queues"] == {

@@ -8,7 +8,13 @@ const STATE_COLORS = { [FREE]: [38, 43, 52], [CACHED_IDLE]: [70, 86, 110], [IN_T
 const SHARED_COLOR = [240, 240, 245];
 const UNKNOWN_COLOR = [140, 140, 150];
 
+const LANE_COLORS = []; // made once
+
 function laneColor(lane) {
+  return (LANE_COLORS[lane] ??= makeLaneColor(lane));
+}
+
+function makeLaneColor(lane) {
   const hue = (lane * 137.508) % 360, light = 0.5 + 0.1 * (lane % 3), chroma = 0.62 * (1 - Math.abs(2 * light - 1));
   const part = (n) => {
     const k = (n + hue / 30) % 12;

@@ -240,7 +240,7 @@ globalThis.pagedkv = {
   state() {
     const { run } = page;
     const requests = [...run.requests.values()].map(({ id, state, why, tokens, table: blocks }) => ({ id, state, why: why ?? null, tokens, table: blocks }));
-    return { statistics: run.statistics, queues: run.queues, states: [...run.states], refs: [...run.refs], holders: [...run.holders], requests };
+    return { statistics: run.statistics, queues: run.queues, states: [...run.states], refs: [...run.refs], holders: [...run.holders], fills: [...run.fills], requests };
   },
 };
 main();

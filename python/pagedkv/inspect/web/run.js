@@ -31,7 +31,8 @@ class Run {
     this.refs = new Int32Array(n); // as the manager counts
     this.holders = new Int32Array(n); // entries of tables that name the block
     this.laneSums = new Float64Array(n); // sum of lane + 1 of these: the owner, where it is one
-    this.fills = new Int32Array(n).fill(this.blockSize); // tokens in a block that is some table's last
+    this.lasts = new Int32Array(n); // tables whose last block it is
+    this.fills = new Int32Array(n).fill(this.blockSize); // tokens in it, where it is one
     this.requests = new Map(); // lane -> request, with tokens, table
     this.order = null; // requests by state
     this.statistics = {};
@@ -107,19 +108,22 @@ class Run {
   }
 
   markLast(request) {
-    this.unmarkLast(request);
     const last = request.table.length - 1, block = request.table[last];
+    if (request.last !== block) this.unmarkLast(request);
     if (last < 0 || block < 0) return;
+    if (request.last === undefined) this.lasts[block]++;
     request.last = block;
     this.fills[block] = this.fillOf(request);
     this.touch(block);
   }
 
   unmarkLast(request) {
-    if (request.last === undefined) return;
-    this.fills[request.last] = this.blockSize;
-    this.touch(request.last);
+    const block = request.last;
+    if (block === undefined) return;
     request.last = undefined;
+    this.lasts[block]--;
+    if (this.lasts[block] === 0) this.fills[block] = this.blockSize;
+    this.touch(block);
   }
 
   fillOf(request) {
@@ -210,10 +214,11 @@ class Run {
     this.version++;
   }
 
-  copyOf({ states, refs, holders, laneSums, fills, requests, statistics, queues, timeS, steps, events }) {
+  copyOf({ states, refs, holders, laneSums, lasts, fills, requests, statistics, queues, timeS, steps, events }) {
     const own = [...requests].map(([lane, one]) => [lane, { ...one, table: one.table.slice() }]);
     return {
-      states: states.slice(), refs: refs.slice(), holders: holders.slice(), laneSums: laneSums.slice(), fills: fills.slice(),
+      states: states.slice(), refs: refs.slice(), holders: holders.slice(), laneSums: laneSums.slice(),
+      lasts: lasts.slice(), fills: fills.slice(),
       requests: new Map(own), steps: steps.slice(), events, statistics, queues, timeS,
     };
   }
