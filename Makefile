@@ -21,7 +21,7 @@ lint: $(STAMP)
 bench: $(STAMP) $(VENV)/.model
 	scripts/bench.sh $(BIN)
 
-# Two processes: about five minutes on two cores.
+# Two processes, of 8 and 14 minutes on two cores that had other work too; each table says how long it took.
 claims: $(STAMP) $(VENV)/.model
 	PYTHONPATH=benchmarks OMP_NUM_THREADS=1 $(BIN)/python -m claims throughput --save & \
 	PYTHONPATH=benchmarks OMP_NUM_THREADS=1 $(BIN)/python -m claims capacity waste block_size prefix sharing --save && wait $$!

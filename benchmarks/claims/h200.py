@@ -1,5 +1,6 @@
-"""How long a step of Llama-3.1-8B takes on one H200, for runs without one. Four coefficients, from
-four rows of benchmarks/results/2026-11-30-throughput.md (revision 254a0ea):
+"""How long a step of Llama-3.1-8B takes on one H200, for runs without one. Coefficients from four
+measured rows, three of them of revision 254a0ea, which the kept table no longer shows (`git show
+b7c4ebb:benchmarks/results/2026-11-30-throughput.md` does):
 
 * bs32, "in all": 5,596 us for 32 rows that read 711 us of keys;
 * mixed256, "in all": 13,287 us for 256 rows that read 5,527 us of keys. So a row takes 12.85 us and
@@ -8,8 +9,8 @@ four rows of benchmarks/results/2026-11-30-throughput.md (revision 254a0ea):
   a token: 0.0306 us;
 * prefill64x4000: 41,560 tokens a second, of which attention is a fifteenth (1.0 of 15.0 GFLOP).
 
-A single row is faster than this by a sixth (kernels of its own). throughput.py compares the model
-with the measured mixed256.
+A single row is faster than this by a sixth (kernels of its own), and since then 32 rows are by a
+seventh (4,793 us in all). measure_throughput.py compares the model with the measured mixed256.
 """
 
 from __future__ import annotations

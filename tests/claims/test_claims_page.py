@@ -11,7 +11,9 @@ import pytest
 from claims import figures, measure_sharing, pictures, tables, workloads
 from claims.__main__ import ON_CPU, ON_GPU, main
 from claims.scenes import SCENES, beams, copy_on_write, shared_prefix, swap
-from rows import RESULTS
+from claims.systems import PAGED, SYSTEMS
+from claims.tables import select, value
+from rows import RESULTS, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "paged-attention.md"
@@ -49,6 +51,59 @@ def test_every_number_stands_in_a_table_that_the_page_links_to_or_is_a_parameter
     found = numbers_of(page_text())
     assert len(found) > 100
     assert found <= allowed, sorted(found - allowed)
+
+
+def linked_table(name: str) -> list[Row]:
+    (found,) = set(re.findall(rf"results/([\d-]+claims-{name}\.md)", PAGE.read_text()))
+    return tables.read(RESULTS / found)
+
+
+def page_tables() -> list[list[tuple[str, list[float]]]]:
+    """Of each table on the page its lines: what stands first, and the numbers behind it."""
+    made = []
+    for table in re.findall(r"(?:^\|.*\n)+", PAGE.read_text(), re.M):
+        lines = [line.strip("|\n").split("|", 1) for line in table.splitlines()[2:]]
+        made.append([(first.strip(" *"), in_order(rest)) for first, rest in lines])
+    return made
+
+
+def in_order(text: str) -> list[float]:
+    return [float(one.rstrip(",").replace(",", "")) for one in NUMBER.findall(text)]
+
+
+def test_waste_and_throughput_stand_on_the_page_as_in_their_tables() -> None:
+    waste, throughput = map(dict, page_tables()[:2])
+    kept = linked_table("waste")
+    assert tuple(waste) == workloads.WORKLOADS
+    for workload, numbers in waste.items():
+        rows = [select(kept, name=one.name, shape=f"{workload}, ") for one in SYSTEMS]
+        assert numbers == [value(row, "wasted") for (row,) in rows]
+    kept = linked_table("gpu")
+    assert list(throughput) == [row.name for row in kept]
+    for row in kept:
+        words = ("tok/s out", "requests/s", "sequences at once")
+        factor = [] if row.name == PAGED.name else [row.baseline]
+        expected = [*(value(row, word) for word in words), *factor, value(row, "simulated")]
+        assert throughput[row.name] == expected
+
+
+def test_block_sizes_and_shared_blocks_stand_on_the_page_as_in_their_tables() -> None:
+    _, _, sizes, sharing = page_tables()
+    kept, kernels = linked_table("block_size"), linked_table("kernels")
+    for size, numbers in sizes:
+        (row,) = [row for row in kept if row.name == f"block {size}"]
+        expected = [value(row, word) for word in ("wasted", "entries a table", "hit rate")]
+        timed = [row for row in kernels if row.shape.endswith(f", block {size}")]
+        expected += [row.us for row in timed if row.name in ("decode", "prefill")]
+        expected += [value(row, "tok/s out") for row in timed if row.name == "whole engine"]
+        assert numbers == expected
+    assert [size for size, _ in sizes] == ["1", "4", "8", "16", "32", "64", "128", "256"]
+    lines = iter(sharing)
+    for kind in measure_sharing.KINDS:
+        mine = select(linked_table("sharing"), name=kind)
+        assert next(lines) == (f"{kind}: saved", [value(row, "saved") for row in mine])
+        pairs = [(value(row, "copied"), value(row, "blocks contiguous")) for row in mine]
+        assert next(lines)[1] == [number for pair in pairs for number in pair]
 
 
 def test_a_changed_number_is_found() -> None:

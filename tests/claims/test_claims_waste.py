@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from claims import figures, measure_waste, tables
-from claims.simulated import Setting, simulate
-from claims.systems import MAX, ORACLE, PAGED, POW2, STATIC
+from claims.simulated import Setting, open_run, simulate
+from claims.systems import MAX, ORACLE, PAGED, POW2, STATIC, SYSTEMS, System
 from claims.tables import select, value
-from claims.waste import Wasted, tail_tokens
+from claims.waste import Waste, Wasted, tail_tokens
 from claims.workloads import LENGTHS, MAX_MODEL_LEN, Job, jobs_of, lengths_of
 from rows import RESULTS, Row, report
 
@@ -41,6 +41,22 @@ def test_each_token_of_room_is_counted_once() -> None:
     assert pow2.internal / oracle.taken == pytest.approx(4 / 16)  # 10 + 8 - 1 is 17: 20 of room
     assert most.internal / oracle.taken == pytest.approx(24 / 16)
     assert means["paged"].reserved < oracle.reserved == pow2.reserved == most.reserved
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda one: one.name)
+def test_what_is_taken_is_what_the_manager_holds(system: System) -> None:
+    jobs, setting = jobs_of("ShareGPT-like", 20), Setting(6000)
+    drive, _, manager, scheduler = open_run(system, jobs, setting)
+    totals = {str(i): job.prompt.size + job.output_len - 1 for i, job in enumerate(jobs)}
+    watch = Waste(manager, scheduler, totals, is_paged=system is PAGED)
+    most = 0
+    for step in drive.steps():
+        watch.look(step.end_s, step.seconds)
+        seen = watch._seen[-1][2]
+        held = manager.statistics().num_referenced * setting.block_size
+        assert seen.taken - seen.external == held
+        most = max(most, held)
+    assert most > 0.6 * setting.pool_tokens
 
 
 def test_a_hole_counts_as_external_only_while_somebody_waits_who_would_fit_into_all_of_them() -> (
