@@ -190,7 +190,7 @@ class SamplingParams:
             raise ValueError("best_of has no meaning beside beam_width: leave it out")
         if not self.is_greedy:
             raise ValueError(
-                f"beam search draws nothing: temperature must be 0, got {self.temperature!r:.200}"
+                f"temperature must be 0 in a beam search, got {self.temperature!r:.200}"
             )
         if self.stop:
             raise ValueError("beam search ends at token ids: use stop_token_ids instead of stop")

@@ -198,7 +198,7 @@ def test_a_failing_step_ends_the_beams_in_it(tokenizer_folder: Path) -> None:
         ({"beam_width": 65}, "beam_width must be at least 2 and at most 64, got 65"),
         ({"beam_width": 3, "n": 4}, "n is 4, but a beam search has 3 beams"),
         ({"beam_width": 3, "best_of": 3}, "best_of has no meaning beside beam_width"),
-        ({"beam_width": 3, "temperature": 0.5}, "temperature must be 0, got 0.5"),
+        ({"beam_width": 3, "temperature": 0.5}, "temperature must be 0 in a beam search, got 0.5"),
         ({"beam_width": 3, "stop": "x"}, "use stop_token_ids instead of stop"),
         ({"beam_width": 3, "length_penalty": float("nan")}, "length_penalty must be finite"),
         ({"beam_width": 3, "early_stopping": "soon"}, "early_stopping must be True, False or"),

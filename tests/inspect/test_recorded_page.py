@@ -62,7 +62,7 @@ def test_the_slider_shows_the_run_behind_every_step_both_ways(
         check_page(browser.evaluate("pagedkv.state()"), right[place][0], right[place][1])
         browser.wait("!pagedkv.page.isDirty")
         shown = browser.evaluate("document.querySelector('#place').textContent")
-        assert shown.startswith(f"behind step {place} of {num_steps}, ")
+        assert shown.startswith(f"after step {place} of {num_steps}, ")
         last = browser.evaluate("pagedkv.page.run.steps.at(-1)?.[0] ?? 0")
         assert last == place
     browser.click(*browser.center("#play"))

@@ -35,7 +35,7 @@ def test_the_most_urgent_starts_first_and_equals_in_order_of_arrival() -> None:
 
 def test_a_priority_under_fcfs_is_refused_not_ignored() -> None:
     simulation = Simulation()
-    with pytest.raises(ValueError, match="priority 2, but scheduling_policy is 'fcfs'"):
+    with pytest.raises(ValueError, match="priority is 2, but scheduling_policy is 'fcfs'"):
         simulation.add(make_request("a", prompt_of(4), 3, priority=2))
 
 

@@ -151,6 +151,61 @@ def test_a_wrong_value_of_a_chat_is_refused(served: Served, field: str) -> None:
     served.ok("/v1/chat/completions", **CHAT)
 
 
+PART: dict[str, Any] = {"type": "image_url", "image_url": {"url": "x"}}
+FORMS = "a text, a list of token ids, or a list of either"
+TOLD: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": -1}, "temperature: Input should be greater than or equal to 0, got -1"),
+    ({"n": "2"}, 'n: Input should be a valid integer, got "2"'),
+    ({"echo": 1}, "echo: Input should be a valid boolean, got 1"),
+    ({"stop": [""]}, 'stop.list.0: String should have at least 1 character, got ""'),
+    ({"stop": 5}, "stop: Input should be a text or a list of texts, got 5"),
+    ({"prompt": {}}, f"prompt: Input should be {FORMS}, got an object of 0"),
+    ({"prompt": [None]}, "prompt.token_ids.0: Input should be a valid integer, got null"),
+    (
+        {"user": "x" * 300},
+        f'user: String should have at most 256 characters, got "{"x" * 60}..."',
+    ),
+    (
+        {"response_format": {"type": "json_object"}},
+        "response_format.type: Input should be 'text', got \"json_object\"",
+    ),
+    ({"stream_options": {}}, "stream_options is only for stream: true"),
+    (
+        {"priority": 3},
+        "priority is 3, but scheduling_policy is 'fcfs': make it 'priority', or leave the "
+        "priority 0",
+    ),
+    (
+        {"temperature": 0.5, "use_beam_search": True, "n": 2},
+        "temperature must be 0 in a beam search, got 0.5",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), TOLD)
+def test_the_value_that_is_wrong_is_told_with_what_is_allowed(
+    served: Served, fields: dict[str, Any], message: str
+) -> None:
+    response = served.post("/v1/completions", **{**COMPLETE, **fields})
+    assert refused(response, next(iter(fields))) == message
+
+
+@pytest.mark.parametrize(
+    ("content", "path", "why"),
+    [
+        (None, "", "Input should be a text or a list of parts of type text, got null"),
+        ([], ".list", "List should have at least 1 item after validation, not 0, got a list of 0"),
+        ([PART], ".list.0.type", "Input should be 'text', got \"image_url\""),
+    ],
+)
+def test_a_content_that_is_no_text_is_told_as_what_it_is(
+    served: Served, content: Any, path: str, why: str
+) -> None:
+    message = {"role": "user", "content": content}
+    response = served.post("/v1/chat/completions", messages=[message])
+    assert refused(response, "messages") == f"messages.0.content{path}: {why}"
+
+
 def test_null_is_a_default(served: Served) -> None:
     nothing = dict.fromkeys(
         ["n", "best_of", "temperature", "stop", "seed", "logit_bias", "user", "stream_options"]
@@ -199,8 +254,11 @@ def test_a_nul_character_is_text(served: Served) -> None:
 
 
 def test_unknown_paths_and_methods_have_bodies_too(served: Served) -> None:
-    assert refused(served.client.get("/nowhere"), None, 404)
-    assert refused(served.client.get("/v1/completions"), None, 405)
+    message = refused(served.client.get("/nowhere"), None, 404)
+    assert message == "this server has no GET /nowhere"
+    response = served.client.get("/v1/completions")
+    assert refused(response, None, 405) == "this server has no GET /v1/completions"
+    assert response.headers["allow"] == "POST"
     assert refused(served.client.get("/v1/models/nobody"), "model", 404)
 
 

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str,
-    typer.Argument(help="smollm2, a directory of safetensors, or a .gguf file.", metavar="MODEL"),
+    typer.Argument(
+        help="smollm2, a directory of safetensors, a .gguf file, or owner/name on the hub.",
+        metavar="MODEL",
+    ),
 ]
 MaxTokens = Annotated[
     int | None,
@@ -88,7 +91,7 @@ Record = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Write arrivals and decisions to a new file, for pagedkv replay and explain.",
+        help="Write arrivals and decisions to a new file, for pagedkv replay, explain and inspect.",
         rich_help_panel=_RECORDING,
     ),
 ]

@@ -148,7 +148,7 @@ class Scheduler:
         self._forking.check_names(request)
         if request.priority and self.config.scheduling_policy == "fcfs":
             raise ValueError(
-                f"request {request.request_id!r} has priority {request.priority}, but "
+                f"request {request.request_id!r}: priority is {request.priority}, but "
                 "scheduling_policy is 'fcfs': make it 'priority', or leave the priority 0"
             )
         if request.num_candidates and request.num_forks > self.config.max_num_seqs:

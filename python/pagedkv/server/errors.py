@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -33,6 +33,7 @@ _KINDS = {
     504: "timeout_error",
 }
 _MAX_CHARS = 500
+_MAX_SHOWN_CHARS = 60
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -98,12 +99,15 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        message, param = _first_problem(error.errors())
+        message, param = _first_problem(error)
         return error_response(400, error_body(400, message, param=param))
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
-        body = error_body(error.status_code, str(error.detail))
+        message = str(error.detail)
+        if error.status_code in (404, 405):
+            message = f"this server has no {request.method} {request.scope['path']}"
+        body = error_body(error.status_code, message)
         return error_response(error.status_code, body, error.headers)
 
     @app.exception_handler(EngineDead)
@@ -119,19 +123,33 @@ def install(app: FastAPI) -> None:
         return error_response(500, body, {"connection": "close"})
 
 
-def _first_problem(errors: Sequence[Any]) -> tuple[str, str | None]:
+def _first_problem(error: RequestValidationError) -> tuple[str, str | None]:
     """(message, field) of the first thing that is wrong with a body."""
-    first = errors[0]
+    first = error.errors()[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         why = first.get("ctx", {}).get("error", "")
         return f"the body is not valid JSON: {why}", None
     if not place and first["type"] == "model_attributes_type":
         return "the body must be a JSON object of content-type application/json", None
-    if not place:
-        return str(first["msg"]).removeprefix("Value error, "), None
+    if not place:  # of several fields; the message begins with one that the body has
+        message = str(first["msg"]).removeprefix("Value error, ")
+        word = message.partition(" ")[0]
+        return message, word if isinstance(error.body, dict) and word in error.body else None
     # Of a union pydantic names its arms too; the field is the first part.
     name, path = place[0], printable(".".join(place))
     if first["type"] == "extra_forbidden":
         return f"{path} is not supported by this server", printable(name)
-    return f"{path}: {first['msg']}", printable(name)
+    return f"{path}: {first['msg']}{_got(first)}", printable(name)
+
+
+def _got(problem: Mapping[str, Any]) -> str:
+    """The value that is wrong, where it is one that is soon said."""
+    value = problem["input"]
+    if problem["type"] == "missing":  # the input is what it misses from
+        return ""
+    if isinstance(value, str) and len(value) > _MAX_SHOWN_CHARS:
+        value = value[:_MAX_SHOWN_CHARS] + "..."
+    if isinstance(value, (list, dict)):
+        return f", got {'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    return f", got {json.dumps(value)[: 2 * _MAX_SHOWN_CHARS]}"

@@ -91,7 +91,8 @@ class Guard:
             return 431, f"the headers have {num_bytes} bytes; at most {most} are read"
         hosts = [value for name, value in headers if name == b"host"]
         if not self._knows_host(hosts):
-            return 400, "this server does not answer to that Host; see --allowed-host"
+            given = b", ".join(hosts).decode("latin-1")
+            return 400, f"this server does not answer to the Host {given!r}; see --allowed-host"
         if self._digests and scope["path"] not in OPEN_PATHS and not self._has_key(headers):
             return 401, "an API key is needed: Authorization: Bearer KEY"
         if any(name == b"content-encoding" and value != b"identity" for name, value in headers):

@@ -38,6 +38,21 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
+def _text_or_list(value: Any) -> str | None:
+    """The only form that such a value can have."""
+    forms: dict[type, str] = {str: "text", list: "list"}
+    return forms.get(type(value))
+
+
+def _form(text: str, items: str) -> Discriminator:
+    """Of what is a text or a list, told in words where it is neither."""
+    return Discriminator(
+        _text_or_list,
+        custom_error_type="form",
+        custom_error_message=f"Input should be {text} or a list of {items}",
+    )
+
+
 class StreamOptions(Body):
     include_usage: bool = False
 
@@ -59,9 +74,14 @@ class GenerationBody(Body):
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=0, lt=2**64)
-    stop: StopString | Annotated[list[StopString], Field(max_length=64, fail_fast=True)] | None = (
-        None
-    )
+    stop: (
+        Annotated[
+            Annotated[StopString, Tag("text")]
+            | Annotated[list[StopString], Field(max_length=64, fail_fast=True), Tag("list")],
+            _form("a text", "texts"),
+        ]
+        | None
+    ) = None
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     logit_bias: dict[Annotated[str, Field(max_length=10)], float] | None = Field(
@@ -113,10 +133,12 @@ class PromptBody(KeptBody):
     prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
 
 
-def _kind_of_prompt(value: Any) -> str:
+def _kind_of_prompt(value: Any) -> str | None:
     """The only form that a prompt can have, by its first item."""
-    if not isinstance(value, list):
+    if isinstance(value, str):
         return "text"
+    if not isinstance(value, list):
+        return None
     first = value[0] if value else None
     kinds: dict[type, str] = {str: "texts", list: "lists_of_token_ids"}
     return kinds.get(type(first), "token_ids")
@@ -136,7 +158,11 @@ class CompletionBody(PromptBody):
             Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
             Tag("lists_of_token_ids"),
         ],
-        Discriminator(_kind_of_prompt),
+        Discriminator(
+            _kind_of_prompt,
+            custom_error_type="form",
+            custom_error_message="Input should be a text, a list of token ids, or a list of either",
+        ),
     ]
     max_tokens: int | None = Field(default=None, ge=0, le=_MAX_INT)
     echo: bool = False
@@ -151,7 +177,13 @@ class TextPart(Body):
 
 class ChatMessage(Body):
     role: str = Field(min_length=1, max_length=64)
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)]
+    content: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[
+            list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True), Tag("list")
+        ],
+        _form("a text", "parts of type text"),
+    ]
     name: str | None = Field(default=None, max_length=256)
 
     def plain(self) -> dict[str, Any]:

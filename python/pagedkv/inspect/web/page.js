@@ -213,7 +213,7 @@ async function play(base64) {
   const show = (place) => {
     source.seek(place);
     slider.value = source.place;
-    setText(byId("place"), `behind step ${source.place} of ${source.last}, ${source.run.timeS.toFixed(3)} s`);
+    setText(byId("place"), `after step ${source.place} of ${source.last}, ${source.run.timeS.toFixed(3)} s`);
     page.isDirty = true;
   };
   const stop = () => {

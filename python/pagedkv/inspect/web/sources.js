@@ -91,7 +91,7 @@ class RecordedSource {
     return this.lines.length - 1;
   }
 
-  // Show the run behind step `place`.
+  // Show the run after step `place`.
   seek(place) {
     place = Math.max(0, Math.min(this.last, place));
     if (place < this.place) {
