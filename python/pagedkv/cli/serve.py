@@ -17,7 +17,12 @@ _SCHEDULER = "Scheduler"
 def serve(
     model: options.Model,
     host: Annotated[
-        str, typer.Option(help="Address to listen on.", rich_help_panel=_SERVER)
+        str,
+        typer.Option(
+            help="Address to listen on. 0.0.0.0 is every one of this machine; then say by "
+            "--allowed-host which name or address clients use.",
+            rich_help_panel=_SERVER,
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="0 takes a free one.", rich_help_panel=_SERVER)
