@@ -116,14 +116,13 @@ def test_a_plot_is_written(run: Any, served: Served, tmp_path: Path) -> None:
     path = tmp_path / "load.svg"
     result = run("bench", "serve", "--base-url", served.url, *SMALL, "--plot", str(path))
     assert result.code == 0, result.err
-    root = ElementTree.fromstring(path.read_text())
-    assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 6
+    assert ElementTree.fromstring(path.read_text()).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (("--plot", "load.jpg"), 2, "ends in .svg"),
+        (("--plot", "load.jpg"), 2, "one of .svg, .png, .pdf, got"),
         (("--num-prompts", "0"), 2, "--num-prompts"),
         (("--backend", "other"), 2, "--backend"),
         (("--request-rate", "0"), 1, "request_rate must be above 0"),

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "ops"))  # calls.py: one valid call of every op
+sys.path[:0] = [  # calls.py: one valid call of every op; smollm2_questions.py
+    str(HERE.parent / "ops"),
+    str(HERE.parent / "models"),
+]
 
 RUN_ANYWHERE = ("test_pairwise_cover.py",)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from smollm2_questions import QUESTIONS
 
 from pagedkv.config import EngineConfig
 from pagedkv.engine import Engine
@@ -22,18 +23,6 @@ pytestmark = [
     pytest.mark.skipif(not FILE.exists(), reason=f"needs {FILE}"),
 ]
 
-QUESTIONS = [
-    "What is the capital of France?",
-    "Write a haiku about memory.",
-    "Explain paging in one sentence.",
-    "List three prime numbers above 100.",
-    "Who wrote Hamlet?",
-    "Translate 'good morning' into Spanish.",
-    "def fibonacci(n):",
-    "Why is the sky blue?",
-    "Count from 1 to 12.",
-    "Tell me about the ocean 🌊 and 海.",
-]
 GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
 # A difference is accepted where the two best logits are closer than this many times the noise.
 MAX_NOISES = 4.0

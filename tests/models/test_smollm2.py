@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from paged_run import PagedRun, cosine, greedy
+from smollm2_questions import QUESTIONS
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -16,18 +17,6 @@ from pagedkv.weights import Checkpoint, fetch, open_checkpoint
 
 pytestmark = pytest.mark.model
 
-QUESTIONS = [
-    "What is the capital of France?",
-    "Write a haiku about memory.",
-    "Explain paging in one sentence.",
-    "List three prime numbers above 100.",
-    "Who wrote Hamlet?",
-    "Translate 'good morning' into Spanish.",
-    "def fibonacci(n):",
-    "Why is the sky blue?",
-    "Count from 1 to 12.",
-    "Tell me about the ocean 🌊 and 海.",
-]
 NUM_TOKENS = 64
 
 

@@ -122,7 +122,9 @@ def bench_serve(
     plot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.svg", help="Distributions and the run's course.", rich_help_panel=_RESULTS
+            metavar="FILE",
+            help="Distributions and the run's course: a .svg, .png or .pdf file.",
+            rich_help_panel=_RESULTS,
         ),
     ] = None,
     as_json: Annotated[
@@ -149,8 +151,13 @@ def bench_serve(
             "pip install 'pagedkv[bench]'"
         ) from None
 
-    if plot is not None and plot.suffix != ".svg":
-        raise typer.BadParameter(f"--plot writes SVG: a name that ends in .svg, got {plot}")
+    if plot is not None:
+        from pagedkv.plan.picture import check_target
+
+        try:
+            check_target(plot)
+        except ValueError as refusal:
+            raise typer.BadParameter(f"--plot: {refusal}") from None
     if backend not in ("openai", "openai-chat"):
         raise typer.BadParameter(f"--backend is openai or openai-chat, got {backend}")
     goals = Goals.parse(goodput or ())
@@ -181,9 +188,9 @@ def bench_serve(
     else:
         print(_text(summary))
     if plot is not None:
-        from pagedkv.cli.load.plots import load_svg
+        from pagedkv.cli.load.plots import load_figure
 
-        plot.write_text(load_svg(f"Load on {base_url}", outcomes, summary), encoding="utf-8")
+        load_figure(f"Load on {base_url}", outcomes, summary).savefig(plot)
     if summary.failed:
         _tell_failures(outcomes)
         raise typer.Exit(1)

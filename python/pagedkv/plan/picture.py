@@ -7,10 +7,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagedkv.plan.planning import Plan
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from pagedkv.plan.planning import Plan
 
 FORMATS = (".svg", ".png", ".pdf")
 

@@ -1,75 +1,76 @@
-"""A run as pictures: how latencies are distributed, and how the run went over time."""
+"""A run as pictures: how latencies are distributed, and how the run went over time. By matplotlib,
+of the extra plot.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pagedkv.cli.load.chart import Panel, Series, render
+import numpy as np
+
 from pagedkv.cli.load.client import Outcome
 from pagedkv.cli.load.summary import LoadSummary, in_flight, latencies_s
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _NUM_BINS = 60
 
 
-def load_svg(title: str, outcomes: Sequence[Outcome], summary: LoadSummary) -> str:
-    """An SVG document of six panels."""
+def load_figure(title: str, outcomes: Sequence[Outcome], summary: LoadSummary) -> Figure:
+    """Six panels, all axes from 0."""
+    from matplotlib.figure import Figure
+
     begin_s = min(one.scheduled_s for one in outcomes)
     values = latencies_s(outcomes)
     done = [one for one in outcomes if one.error is None]
-    panels = [
-        _distribution("Time to first token", values["ttft"], values["scheduled_ttft"]),
-        _distribution("Between two pieces", values["itl"]),
-        _distribution("Whole answer", values["e2el"], values["scheduled_e2el"]),
-        Panel("Requests at once", "seconds", "requests", [_levels(outcomes, begin_s)]),
-        Panel("Pieces of answers", "seconds", "per second", [_rate(done, begin_s)]),
-        Panel(
-            "Whole answer, by arrival",
-            "seconds at which it arrived",
-            "ms",
-            [
-                Series(
-                    "from arrival",
-                    [
-                        (one.scheduled_s - begin_s, (one.end_s - one.scheduled_s) * 1e3)
-                        for one in done
-                    ],
-                    is_dots=True,
-                )
-            ],
-        ),
-    ]
-    subtitle = (
-        f"{summary.completed} completed, {summary.failed} failed in {summary.duration_s:.1f} s; "
-        f"{summary.per_second(summary.total_output_tokens):.1f} tok/s out"
-    )
-    return render(title, subtitle, panels)
+    figure = Figure(figsize=(15, 8), layout="constrained")
+    first, between, whole, levels, pieces, arrivals = figure.subplots(2, 3).flat
+    _distribution(first, "Time to first token", values["ttft"], values["scheduled_ttft"])
+    _distribution(between, "Between two pieces", values["itl"])
+    _distribution(whole, "Whole answer", values["e2el"], values["scheduled_e2el"])
 
+    changes = [(begin_s, 0), *in_flight(outcomes)]
+    levels.step([at - begin_s for at, _ in changes], [n for _, n in changes], where="post")
+    levels.set(title="Requests at once", xlabel="seconds", ylabel="requests")
 
-def _distribution(title: str, values_s: list[float], arrival_s: list[float] | None = None) -> Panel:
-    series = [Series("from sending", _cumulative(values_s))]
-    if arrival_s is not None:
-        series.append(Series("from arrival", _cumulative(arrival_s)))
-    return Panel(title, "ms", "% at most", series)
-
-
-def _cumulative(values_s: list[float]) -> list[tuple[float, float]]:
-    """(value in ms, percentage of values that are at most it)."""
-    ordered = sorted(values_s)
-    return [(value * 1e3, (i + 1) / len(ordered) * 100) for i, value in enumerate(ordered)]
-
-
-def _levels(outcomes: Sequence[Outcome], begin_s: float) -> Series:
-    points = [(0.0, 0.0)]
-    for time_s, level in in_flight(outcomes):
-        points += [(time_s - begin_s, points[-1][1]), (time_s - begin_s, float(level))]
-    return Series("requests", points)
-
-
-def _rate(done: Sequence[Outcome], begin_s: float) -> Series:
     times = [at - begin_s for one in done for at in one.piece_s]
-    bin_s = (max(times, default=0.0) or 1.0) / _NUM_BINS
-    counts = [0] * _NUM_BINS
-    for time_s in times:
-        counts[min(math.floor(time_s / bin_s), _NUM_BINS - 1)] += 1
-    return Series("pieces", [((i + 0.5) * bin_s, one / bin_s) for i, one in enumerate(counts)])
+    counts, edges = np.histogram(times, _NUM_BINS, (0, max(times, default=0.0) or 1.0))
+    pieces.plot((edges[:-1] + edges[1:]) / 2, counts / np.diff(edges))
+    pieces.set(title="Pieces of answers", xlabel="seconds", ylabel="per second")
+
+    arrivals.plot(
+        [one.scheduled_s - begin_s for one in done],
+        [(one.end_s - one.scheduled_s) * 1e3 for one in done],
+        ".",
+    )
+    arrivals.set(
+        title="Whole answer, by arrival",
+        xlabel="seconds at which it arrived",
+        ylabel="ms from arrival",
+    )
+    for axes in figure.axes:
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    figure.suptitle(
+        f"{title}\n{summary.completed} completed, {summary.failed} failed in "
+        f"{summary.duration_s:.1f} s; {summary.per_second(summary.total_output_tokens):.1f} "
+        "tok/s out"
+    )
+    return figure
+
+
+def _distribution(
+    axes: Axes, title: str, values_s: list[float], arrival_s: list[float] | None = None
+) -> None:
+    """For each latency the percentage of answers that took at most it."""
+    for name, values in (("from sending", values_s), ("from arrival", arrival_s)):
+        if values is not None:
+            ordered = np.sort(np.array(values)) * 1e3
+            axes.plot(ordered, np.arange(1, ordered.size + 1) / max(ordered.size, 1) * 100)
+            axes.lines[-1].set_label(name)
+    axes.set(title=title, xlabel="ms", ylabel="% at most")
+    axes.legend()
