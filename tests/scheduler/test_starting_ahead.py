@@ -168,9 +168,9 @@ def test_nobody_starts_who_would_push_the_running_ones_out() -> None:
 
 
 def test_one_that_was_swapped_out_comes_back_beside_a_running_step() -> None:
-    scheduler = made(num_blocks=10, num_cpu_blocks=10, preemption_mode="swap")
-    scheduler.add(make_request("a", prompt(16), 9, stops=(9,)))
-    scheduler.add(make_request("b", prompt(15, 1), 12))
+    scheduler = made(num_blocks=18, num_cpu_blocks=18, preemption_mode="swap")
+    scheduler.add(make_request("a", prompt(40), 12, stops=(9,)))
+    scheduler.add(make_request("b", prompt(15, 1), 14))
     while scheduler.num_swapped == 0:
         land(scheduler, scheduler.schedule())
     running = scheduler.schedule()

@@ -172,3 +172,22 @@ def test_pairs_of_a_step_are_arrays_of_pairs() -> None:
             assert pairs.dtype == np.int64
             assert pairs.ndim == 2
             assert pairs.shape[1] == 2
+
+
+def test_one_that_was_swapped_out_comes_back_when_the_others_can_grow_a_while_beside_it() -> None:
+    simulation = Simulation(
+        num_blocks=28, watermark=0.0, num_cpu_blocks=60, preemption_mode="swap", max_num_seqs=4
+    )
+    for name in "abcd":
+        simulation.add(make_request(name, prompt_of(12, ord(name)), 20 if name == "a" else 34))
+    found = []  # blocks that are left, and running requests, whenever one comes back
+    while (step := simulation.schedule()) is not None:
+        if any(one.is_resumed for one in step.admitted):
+            found.append((simulation.manager.num_allocatable_blocks, step.slots.size - 1))
+        simulation.update(step, simulation.run(step))
+    simulation.check_outcome()
+    assert found
+    # 16 steps' growth of each in blocks of 4, but for the block that it takes itself.
+    assert all(num_left >= 16 * num_others // 4 for num_left, num_others in found)
+    assert any(num_others > 0 for _, num_others in found)
+    assert simulation.num_preempted == len(found) == 1  # nobody goes twice

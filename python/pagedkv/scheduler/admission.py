@@ -11,6 +11,10 @@ from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.slots import SlotTable
 from pagedkv.scheduler.window import Window
 
+# Steps of growth that are left to running sequences when a swapped-out one comes back beside them.
+# Fewer: it is pushed out again before it has gone far. More: blocks lie idle.
+_GROWTH_STEPS = 16
+
 
 class Admission:
     """Answers for queued requests. Changes neither queue nor manager."""
@@ -123,8 +127,10 @@ class Admission:
         if num_running == 0 and needed <= available:
             return True
         if entry.is_swapped:
-            # Beside others it leaves them a step's growth, or it would be pushed out again at once.
-            growth = num_running // self._manager.block_size + 1
+            # Beside others it leaves them some steps' growth, or it would soon be pushed out again.
+            # Behind a window they hardly grow.
+            num_steps = 1 if self._window.size else _GROWTH_STEPS
+            growth = num_running * num_steps // self._manager.block_size + 1
             return needed + promised + growth <= available
         # Asking again costs a hash of its whole prompt, and cannot end differently until there are
         # more blocks.
