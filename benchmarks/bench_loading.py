@@ -2,8 +2,9 @@
 loaded, from the page cache and from the disk, beside what the disk and the link can do.
 
 The ceiling is the lower of the two rates: reading the same file by as many threads into pinned
-memory that is there already, and copies of pinned memory to the GPU. From start to ready is
-measured with these weights and with random ones.
+memory that is there already, and copies of pinned memory to the GPU. A process's first load, which
+has its pinned memory still to take, is measured in processes of its own (--fresh). From start to
+ready is measured with these weights and with random ones.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -175,6 +177,36 @@ def measure(folder: Path, num_bytes: int, state: str, link: float, notes: list[s
     )
 
 
+def first_load(folder: Path) -> None:
+    """In a process that has done nothing else: bytes/s of reading and of the link, and seconds."""
+    torch.cuda.init()
+    read, link = read_rate(folder), link_rate()
+    print(json.dumps([read, link, ready_seconds(lambda: loaded(folder))]), flush=True)
+
+
+def fresh(folder: Path, num_bytes: int, num_processes: int) -> list[rows.Row]:
+    """The same files, loaded once by each of so many processes, one after the other."""
+    made = []
+    for i in range(num_processes):
+        command = [sys.executable, __file__, "--first-load", str(folder)]
+        told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        read, link, seconds = json.loads(told.splitlines()[-1])
+        ceiling, rate = min(read, link), num_bytes / seconds
+        made.append(
+            rows.Row(
+                name=f"{num_bytes / 1e9:.1f} GB",
+                shape=f"{folder.parent}, first load of process {i + 1}",
+                us=seconds * 1e6,
+                rate=f"{rate / 1e9:.2f} GB/s (reading {read / 1e9:.1f}, link {link / 1e9:.1f})",
+                ceiling_percent=100 * rate / ceiling,
+                limit=">= 60 %",
+                holds=rate >= 0.6 * ceiling,
+            )
+        )
+        print(made[-1], flush=True)
+    return made
+
+
 def start(folder: Path, num_layers: int) -> list[rows.Row]:
     """From nothing to an engine that can take requests."""
     config = EngineConfig.from_options(str(folder), **OPTIONS)
@@ -209,7 +241,12 @@ def main() -> int:
     arguments.add_argument("--disk", type=Path, help="a folder on a disk")
     arguments.add_argument("--memory", type=Path, help="a folder in memory")
     arguments.add_argument("--layers", type=int, default=32)
+    arguments.add_argument("--fresh", type=int, default=0, help="processes that load once")
+    arguments.add_argument("--first-load", type=Path, help="be one of them, for these files")
     options = arguments.parse_args()
+    if options.first_load is not None:
+        first_load(options.first_load)
+        return 0
     torch.cuda.init()
     link = link_rate()
     notes = [f"pinned memory to the GPU: {link / 1e9:.1f} GB/s"]
@@ -226,6 +263,7 @@ def main() -> int:
             for state in states:
                 made.append(measure(folder, num_bytes, state, link, notes))
                 print(made[-1], flush=True)
+            made += fresh(folder, num_bytes, options.fresh)
             made += start(folder, options.layers)
     return rows.report("loading", made, save=options.save, notes=notes)
 

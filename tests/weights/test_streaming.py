@@ -94,6 +94,29 @@ def test_only_some_tensors_are_on_their_way_at_once(
     assert 7_844 <= most <= 9_000
 
 
+def test_a_thread_takes_memory_when_it_first_needs_it_and_uses_it_in_turn(file: Path) -> None:
+    (span,) = spans_in(file, ["ids"])
+    cpu = torch.device("cpu")
+    flight = streaming._Flight(span, torch.empty(span.num_bytes, dtype=torch.uint8), 3, None)
+    lane, held = streaming._Lane(cpu), []
+    with file.open("rb") as source:
+        for begin in (0, 1000, 2000):
+            lane.take(source.fileno(), flight, begin, begin + 1000)
+            held.append([piece.data_ptr() for piece in lane._pieces if piece is not None])
+    assert [len(one) for one in held] == [1, 2, 2]
+    assert set(held[0]) < set(held[1]) == set(held[2])
+    assert torch.equal(flight.target[:3000].view(torch.int64), TENSORS["ids"][:375])
+
+
+def test_memory_on_large_pages_is_memory() -> None:
+    memory = streaming._large_pages(3 * 2**20 + 5)
+    assert memory.dtype == torch.uint8
+    assert memory.shape == (3 * 2**20 + 5,)
+    assert not memory.any()
+    memory.fill_(7)
+    assert memory.min() == 7
+
+
 def num_readers() -> int:
     return sum(thread.name.startswith("weights ") for thread in threading.enumerate())
 
