@@ -30,6 +30,7 @@ class Pipelined(Simulation):
     latest: dict[int, int] = field(default_factory=dict)  # slot -> the token it got last
     num_ahead: int = 0
     num_started_ahead: int = 0
+    num_preempted_ahead: int = 0
 
     def tokens_at(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         token_ids = super().tokens_at(slots, positions)
@@ -38,6 +39,9 @@ class Pipelined(Simulation):
         return token_ids
 
     def schedule_ahead(self) -> ScheduledStep | None:
+        names = self.scheduler.names_by_seq_id()
+        running = self.scheduler._in_flight.oldest
+        lowest = self.scheduler._running.order[:1]
         step = self.scheduler.schedule_ahead()
         self.check()
         if step is not None:
@@ -45,7 +49,12 @@ class Pipelined(Simulation):
             self.num_ahead += 1
             self.num_started_ahead += len(step.admitted)
             self.launched.scheduled(step)
-            assert not step.preempted
+            # Victims know their last token, and none of them is the lowest rank of all.
+            gone = {one.request_id for one in step.preempted}
+            assert not gone & {names.get(seq_id) for seq_id in running.seq_ids.tolist()}
+            assert (self.scheduler.slots.seq_ids[lowest] >= 0).all()
+            self.num_preempted_ahead += len(gone)
+            self.num_preempted += len(gone)
         return step
 
     def run(self, step: ScheduledStep, *, bad_rows: np.ndarray | None = None) -> np.ndarray:
@@ -171,6 +180,7 @@ def test_the_pipelined_seeds_reach_what_they_are_for() -> None:
     statistics = [one.manager.statistics() for one in runs]
     assert sum(one.num_ahead for one in runs) > 1000
     assert sum(one.num_started_ahead for one in runs) > 100
+    assert sum(one.num_preempted_ahead for one in runs) > 10
     assert sum(one.num_preempted for one in runs) > 30
     assert sum(one.num_swapped_in for one in statistics) > 50
     assert sum(one.prefix_cache_hits for one in statistics) > 100

@@ -3,10 +3,10 @@ without them.
 
 A row that gets a token goes on with it, whatever it is; whether it ends the request is learnt one
 step late, and costs one row that is thrown away. What queues starts beside such rows in order of
-arrival, though not what had better wait for a prefix that the running step computes. Everything
-else waits for the tokens: preemption, whose victims must know their last token; answers that are
-forked from a prompt, beams, windows, urgent requests, and requests whose logits depend on their
-tokens.
+arrival, though not what had better wait for a prefix that the running step computes. Who will have
+to give up its blocks soon leaves beside them (room_ahead.py). Everything else waits for the tokens:
+room that is lacking at once, answers that are forked from a prompt, beams, windows, urgent
+requests, and requests whose logits depend on their tokens.
 """
 
 from __future__ import annotations
@@ -71,9 +71,12 @@ class Ahead:
         """Something has come or gone since."""
         self._none_can_start = False
 
-    def rows(self, running: ScheduledStep) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Slots and token counts of the step after the running one, as share_budget has them; None:
-        it has to wait for the tokens, or there is nothing to compute.
+    def rows(
+        self, running: ScheduledStep
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None:
+        """Slots and token counts of the step after the running one, as share_budget has them, and
+        slots of those that end with the running one. None: it has to wait for the tokens, or there
+        is nothing to compute.
         """
         if self.may_start and self._config.scheduling_policy != "fcfs":
             return None
@@ -87,8 +90,10 @@ class Ahead:
         table.expect(slots[is_alive])
         order = self._running.order
         ends = table.is_pending[order] & (table.num_tokens[order] >= table.max_len[order])
+        ending = order[ends]
         order, remaining = unfinished(order[~ends], table)
         if order.size == 0:
             return None
         rows, query_lens = share_budget(order, remaining, self._pace.look())
-        return (rows, query_lens) if self._preemption.has_room(rows, query_lens) else None
+        has_room = self._preemption.has_room(rows, query_lens)
+        return (rows, query_lens, ending) if has_room else None

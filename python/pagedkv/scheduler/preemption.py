@@ -81,7 +81,7 @@ class Preemption:
         running = self._running
         preempted: list[Preempted] = []
         while rows.size:
-            needed = self._needed_blocks(rows, query_lens)
+            needed = self.needed_blocks(rows, query_lens)
             available = self._manager.num_allocatable_blocks
             if needed <= available:
                 break
@@ -109,9 +109,18 @@ class Preemption:
 
     def has_room(self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]) -> bool:
         """Whether nobody need be preempted for these rows."""
-        return self._needed_blocks(rows, query_lens) <= self._manager.num_allocatable_blocks
+        return self.needed_blocks(rows, query_lens) <= self._manager.num_allocatable_blocks
 
-    def _needed_blocks(self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]) -> int:
+    def preempt_alone(
+        self, slot: int, needed: int, available: int, num_step: int, by: str
+    ) -> Preempted:
+        """A sequence without others of its request, whose last token is known. needed, available:
+        the numbers behind it.
+        """
+        gone, choice = self._preempt([self._running.entry_at(slot)], num_step, by)
+        return Preempted(gone[slot], slot, needed, available, choice)
+
+    def needed_blocks(self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]) -> int:
         """Blocks that a step of these rows takes, and those that must stay for reservations."""
         seq_ids = self._running.slots.seq_ids[rows]
         needed = self._manager.num_blocks_needed(seq_ids, query_lens)
@@ -161,7 +170,7 @@ class Preemption:
 
         def needed(num_kept: int) -> int:
             kept = by_rank[:num_kept]
-            return self._needed_blocks(rows[kept], query_lens[kept])
+            return self.needed_blocks(rows[kept], query_lens[kept])
 
         num_kept = bisect.bisect_right(range(1, rows.size + 1), available, key=needed)
         kept = np.sort(by_rank[:num_kept])
@@ -240,9 +249,7 @@ class Preemption:
     def _take(self, slot: int, num_step: int) -> Preempted:
         available = self._manager.num_allocatable_blocks
         by = "since beams of one search wait for each other"
-        gone, choice = self._preempt([self._running.entry_at(slot)], num_step, by)
-        ((slot, name),) = gone.items()
-        return Preempted(name, slot, 0, available, choice)
+        return self.preempt_alone(slot, 0, available, num_step, by)
 
     def drop_one_swapped(self) -> Entry | None:
         """Give up the CPU blocks of the swapped-out request with the highest rank, and with them

@@ -36,11 +36,13 @@ from pagedkv.scheduler.ending import Ending
 from pagedkv.scheduler.entry import Entry
 from pagedkv.scheduler.forking import Forking
 from pagedkv.scheduler.in_flight import InFlight
+from pagedkv.scheduler.landing import Landing
 from pagedkv.scheduler.offloading import Offloading
 from pagedkv.scheduler.pace import Pace
 from pagedkv.scheduler.pins import Pins
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.queue import RankedQueue, rank_of
+from pagedkv.scheduler.room_ahead import RoomAhead
 from pagedkv.scheduler.rows import singles_first, unfinished
 from pagedkv.scheduler.running import RunningSet
 from pagedkv.scheduler.starting import Started, Starting
@@ -95,7 +97,12 @@ class Scheduler:
         self._in_flight = InFlight(manager, self._running, *told)
         looked_at = (manager, self._running, self._queue, self._forking, self._preemption)
         self._ahead = Ahead(*looked_at, self.window, config, self._pace)
+        self._room_ahead = RoomAhead(manager, self._running, self._preemption, self.pins)
         self._ending = Ending(*shared, self.log, self._beams, self.pins)
+        steps = (self._in_flight, self._ahead, self._preemption)
+        self._landing = Landing(
+            self._running, self._entries, self._forking, *steps, self._beams, self._ending
+        )
 
     # -- questions ---------------------------------------------------------------------
 
@@ -288,14 +295,20 @@ class Scheduler:
         planned = self._ahead.rows(self._in_flight.oldest) if len(self._in_flight) == 1 else None
         if planned is None:
             return None
-        rows, query_lens = planned
+        rows, query_lens, ending = planned
         self._num_steps += 1
         self.log.step = self._in_flight.last_step_id + 1
+        num_wanted = rows.size
+        rows, query_lens, gone = self._room_ahead.make(
+            rows, query_lens, ending, self._in_flight.oldest, self._num_steps
+        )
         self._tokens.note_waits(rows, query_lens, Started())
         copies = self._manager.append_batch(self.slots.seq_ids[rows], query_lens)
         self.slots.num_computed[rows] += query_lens
         started = Started()
-        if self._ahead.may_start:
+        if gone or rows.size < num_wanted:
+            self._ahead.queue_may_start()
+        elif self._ahead.may_start:
             beside = self._in_flight.chunks()
             started = self._starting.start_beside_both(rows, query_lens, beside, self._num_steps)
             rows, query_lens, copies = started.join(rows, query_lens, copies)
@@ -303,7 +316,7 @@ class Scheduler:
                 rows, query_lens = singles_first(rows, query_lens)
             lens = np.concatenate([query_lens, beside[1]])
             self._ahead.looked_at_queue(lens, has_changed=bool(started.admitted))
-        return self._in_flight.launch(rows, query_lens, copies, started, ())
+        return self._in_flight.launch(rows, query_lens, copies, started, tuple(gone))
 
     def update(
         self,
@@ -320,51 +333,7 @@ class Scheduler:
         error. Rows of requests that ended while the step ran are ignored. Returns the requests that
         this step ended.
         """
-        if token_ids.shape != step.sample_rows.shape:
-            raise ValueError(
-                f"step {step.step_id} samples {step.sample_rows.size} rows, "
-                f"got token ids of shape {token_ids.shape}"
-            )
-        computed = self._in_flight.land(step)
-        table = self.slots
-        alive = table.seq_ids[step.slots] == step.seq_ids
-        sampled_alive = alive[step.sample_rows]
-        # A prompt to be forked is sampled once for each answer; the first is the row's own.
-        is_own = step.sample_draws == table.draws[step.slots[step.sample_rows]]
-        bad_rows = np.empty(0, dtype=np.int64)
-        if failed is not None and failed.any():
-            bad_rows = step.sample_rows[failed & sampled_alive & is_own]
-            alive[bad_rows] = False
-            sampled_alive = alive[step.sample_rows] & ~failed
-        own = sampled_alive & is_own
-        if candidates is not None:
-            self._beams.take(step, own, candidates)
-            own &= ~table.is_beam[step.slots[step.sample_rows]]
-        rows = step.sample_rows[own]
-        slots, new_ids = step.slots[rows], token_ids[own]
-        if logprobs is not None:
-            table.cumulative_logprobs[slots] += logprobs[own]
-        forked = None
-        if not is_own.all():
-            others = np.flatnonzero(sampled_alive & ~is_own)
-            forked = self._forking.fork_groups(step, others, token_ids, logprobs)
-            slots = np.concatenate([slots, forked.slots])
-            new_ids = np.concatenate([new_ids, forked.new_ids])
-        table.accept(slots, new_ids)
-        self._in_flight.publish(
-            step, alive, rows, new_ids, computed, None if forked is None else forked.slots
-        )
-
-        ends = self._ending.ends_of(slots, new_ids, step.slots[bad_rows])
-        if forked is not None:
-            ends += [(entry, reason, None) for entry, reason in forked.ended]
-        ended = self._ending.end(ends)
-        if ends:
-            self._ahead.queue_may_start()
-        if candidates is not None:
-            done = self._beams.advance()
-            ended += self._ending.end([(beam, "length", None) for beam in done])
-        return ended
+        return self._landing.update(step, token_ids, failed, logprobs, candidates)
 
     def fail_rows(
         self, step: ScheduledStep, rows: Sequence[int], error: str
@@ -372,27 +341,14 @@ class Scheduler:
         """Some rows of a launched step were not computed: their requests end with the error before
         update(), which then publishes nothing of them.
         """
-        self._ahead.queue_may_start()
-        alive = [row for row in rows if self.slots.seq_ids[step.slots[row]] == step.seq_ids[row]]
-        return self._ending.end(
-            [(self._running.entry_at(int(step.slots[row])), "error", error) for row in alive]
-        )
+        return self._landing.fail_rows(step, rows, error)
 
     def fail(self, step: ScheduledStep, error: str) -> list[FinishedRequest]:
         """A launched step did not finish: its requests end with the error, nothing of it is
         published, others go on. Whether its swaps ran is not known, so those that it swapped out
         will be computed again, and what the prefix cache moved is forgotten.
         """
-        self._in_flight.land(step, has_failed=True)
-        self._ahead.queue_may_start()
-        for one in step.preempted:
-            entry = self._entries.get(one.request_id)
-            if entry is not None and entry.is_swapped:
-                self._preemption.drop_swapped(entry, "since the step that moved them failed")
-        alive = self.slots.seq_ids[step.slots] == step.seq_ids
-        return self._ending.end(
-            [(self._running.entry_at(int(slot)), "error", error) for slot in step.slots[alive]]
-        )
+        return self._landing.fail(step, error)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books are wrong: I8, order, slots, counts (invariants.py)."""
