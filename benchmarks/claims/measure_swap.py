@@ -11,7 +11,7 @@ import json
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,16 +25,16 @@ from claims.simulated import Setting
 from gpu_timing import stream_us
 from pagedkv.engine import Engine
 from pagedkv.engine.loading import load
+from pagedkv.engine.rate_meter import RateMeter
 from pagedkv.kv_cache import CacheShape, KVCache
 from pagedkv.sampling_params import SamplingParams
-from pagedkv.scheduler import Rates
 from pagedkv.scheduler.cost_model import choose
 from rows import Row
 
 LENGTHS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 BLOCK_SIZES = (1, 4, 16, 64, 256)
 MIN_LEN = 256  # of the requests that the choice is summed up for
-RATED_LEN = 2048  # the engine's rates are taken from steps of this many tokens
+RATED_LEN = 2048  # the link's rate is taken from a swap of this many tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,12 @@ def _out_and_back(cache: KVCache, pairs: torch.Tensor) -> None:
 
 def rows_of(name: str, bytes_per_token: int, times: list[Times]) -> list[Row]:
     """x baseline: recomputing over swapping, so above 1 swapping is faster. The rates are what the
-    engine would have measured: of a swap at the size at hand, and of a step of RATED_LEN tokens.
+    engine measures: of a swap at the size at hand, and of steps of all these lengths.
     """
     made = []
+    rates = RateMeter()
+    for length, us in sorted({(one.length, one.recompute_us) for one in times}):
+        rates.prefilled(length, us / 1e6)
     for one in times:
         rated = next(
             two for two in times if (two.block_size, two.length) == (one.block_size, RATED_LEN)
@@ -123,7 +126,7 @@ def rows_of(name: str, bytes_per_token: int, times: list[Times]) -> list[Row]:
             num_cpu_free=num_blocks,
             num_tokens=one.length,
             bytes_per_block=bytes_per_block,
-            rates=Rates(moved / rated.swap_us * 1e6, rated.length / rated.recompute_us * 1e6),
+            rates=replace(rates.rates, link_bytes_per_s=moved / rated.swap_us * 1e6),
         )
         taken = one.swap_us if choice.swaps else one.recompute_us
         loss = 100 * (taken / min(one.swap_us, one.recompute_us) - 1)

@@ -175,11 +175,17 @@ def test_the_choice_is_held_against_the_better_one() -> None:
     lines = [(256, 1000.0, 5000.0), (1024, 4000.0, 5000.0), (2048, 8000.0, 6000.0)]
     times = [measure_swap.Times(length, 16, swap, compute) for length, swap, compute in lines]
     rows = measure_swap.rows_of("a model", 100_000, times)
-    # By the rates at 2,048 tokens computing is cheaper at any length.
-    assert [value(row, "loses") for row in rows[:3]] == [400, 25, 0]
-    assert "automatic: recompute" in rows[0].rate
+    # By the rates of these steps the lines cross at 1,280 tokens.
+    assert [value(row, "loses") for row in rows[:3]] == [0, 0, 0]
+    assert "automatic: swap" in rows[0].rate
+    assert "automatic: recompute" in rows[2].rate
     assert value(rows[3], "cross at") == 1024 + 1024 / 3 // 1
-    assert value(rows[3], "loses") == round(425 / 3, 1)
+    assert value(rows[3], "loses") == 0
+    # Steps of many tokens alone do not say what a step costs at least.
+    lines = [(600, 2400.0, 2500.0), (700, 2800.0, 2500.0), (2048, 8192.0, 7000.0)]
+    times = [measure_swap.Times(length, 16, swap, compute) for length, swap, compute in lines]
+    rows = measure_swap.rows_of("a model", 100_000, times)
+    assert "automatic: recompute, loses 4.2 %" in rows[0].rate
     never = measure_swap.rows_of("a model", 100_000, [measure_swap.Times(2048, 16, 1.0, 2.0)])
     assert "faster up to 2048 tokens" in never[1].rate
     assert "automatic: swap, loses 0.0 %" in never[0].rate

@@ -18,6 +18,7 @@ from pagedkv.engine.swaps import split
 from pagedkv.kv_cache import CacheShape, KVCache, num_cpu_blocks_for
 from pagedkv.sampling_params import SamplingParams
 from pagedkv.scheduler import Rates
+from pagedkv.scheduler.cost_model import choose
 
 PARAMS = SamplingParams(temperature=0.9, seed=3, max_tokens=40, ignore_eos=True)
 SMALL = {"block_size": 4, "num_gpu_blocks_override": 16, "max_num_seqs": 3, "watermark": 0.0}
@@ -87,13 +88,73 @@ def test_the_rates_are_measured_as_the_engine_runs(tokenizer_folder: Path) -> No
 def test_a_first_measurement_replaces_the_starting_value_and_later_ones_weigh_in() -> None:
     meter = RateMeter()
     meter.swapped(0, 1.0)
-    meter.prefilled(31, 1.0)
+    meter.prefilled(0, 1.0)
     assert meter.rates == Rates()
     meter.swapped(1000, 0.5)
-    meter.prefilled(100, 0.1)
+    meter.prefilled(1000, 1.0)
     assert meter.rates == Rates(link_bytes_per_s=2000.0, prefill_tokens_per_s=1000.0)
     meter.swapped(4000, 0.5)
     assert meter.rates.link_bytes_per_s == 0.75 * 2000 + 0.25 * 8000
+    meter.prefilled(2000, 1.0)
+    assert meter.rates.prefill_tokens_per_s == 0.75 * 1000 + 0.25 * 2000
+
+
+def test_steps_of_few_tokens_tell_what_a_step_costs_and_long_ones_the_rate_of_prompts() -> None:
+    meter = RateMeter()
+    meter.prefilled(31, 0.006)
+    assert meter.rates == Rates(step_s=0.006)
+    meter.prefilled(64, 0.005)
+    assert meter.rates == Rates(step_s=0.005, prefill_tokens_per_s=64 / 0.005)
+    meter.prefilled(640, 0.005)  # no longer than with few tokens: the rate is at least this
+    fast = 640 / 0.005
+    assert meter.rates == Rates(step_s=0.005, prefill_tokens_per_s=fast)
+    meter.prefilled(32, 0.007)  # says nothing new
+    assert meter.rates == Rates(step_s=0.005, prefill_tokens_per_s=fast)
+    meter.prefilled(2000, 0.01)  # as long as two of the shortest: this is the rate
+    assert meter.rates == Rates(step_s=0.005, prefill_tokens_per_s=200_000)
+    meter.prefilled(1000, 0.01)
+    assert meter.rates.prefill_tokens_per_s == 0.75 * 200_000 + 0.25 * 100_000
+
+
+# Llama-3.1-8B and Qwen3-0.6B on one H200, from benchmarks/results/2026-11-30-claims-swap.md:
+# tokens, us to move them out and back in blocks of 16, us to compute them again.
+LENGTHS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
+MEASURED = {
+    131072: (
+        (102, 342, 1323, 2625, 5223, 10440, 20726, 41563),
+        (6176, 6683, 8853, 12602, 24736, 48670, 98756, 208644),
+    ),
+    114688: (
+        (90, 301, 1146, 2274, 4536, 9072, 18184, 36311),
+        (5575, 5930, 5693, 5713, 5712, 6295, 11518, 27383),
+    ),
+}
+
+
+@pytest.mark.parametrize("order", [(2, 7, 4, 0), (0, 1, 2, 3, 4, 5, 6, 7), (7, 6, 3), (5, 1)])
+@pytest.mark.parametrize("bytes_per_token", MEASURED)
+def test_the_automatic_choice_is_the_faster_way(
+    bytes_per_token: int, order: tuple[int, ...]
+) -> None:
+    """order: the steps that the engine has seen, as indices of LENGTHS."""
+    swap, recompute = MEASURED[bytes_per_token]
+    meter = RateMeter()
+    for k in order:
+        meter.prefilled(LENGTHS[k], recompute[k] / 1e6)
+        meter.swapped(2 * LENGTHS[k] * bytes_per_token, swap[k] / 1e6)
+    wrong = []
+    for length, swap_us, recompute_us in zip(LENGTHS, swap, recompute, strict=True):
+        choice = choose(
+            "auto",
+            num_blocks=length // 16,
+            num_cpu_free=length // 16,
+            num_tokens=length,
+            bytes_per_block=16 * bytes_per_token,
+            rates=meter.rates,
+        )
+        if choice.swaps != (swap_us < recompute_us):
+            wrong.append(length)
+    assert wrong == []
 
 
 def test_swap_space_is_counted_in_whole_blocks() -> None:

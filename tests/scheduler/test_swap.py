@@ -155,6 +155,11 @@ def test_the_cost_model_weighs_bytes_both_ways_against_tokens() -> None:
     assert not cost(rates=Rates(12e9, 160 / 0.001999)).swaps
     assert cost(rates=Rates(12e9, 160 / 0.002001)).swaps
     assert not cost(num_tokens=4).swaps  # equal costs: computed again
+    # However few they are, a step for them takes its time.
+    for step_s, swaps in ((0.001, False), (0.002, False), (0.0021, True)):
+        choice = cost(num_tokens=2, rates=Rates(step_s=step_s))
+        assert choice.swaps == swaps
+        assert choice.recompute_us == 1e6 * max(2 / 2000, step_s)
 
 
 def test_a_forced_mode_is_kept_to_where_it_can_be() -> None:

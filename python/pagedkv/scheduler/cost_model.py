@@ -12,11 +12,13 @@ from pagedkv.records import PreemptionChoice, counted
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Measured as the engine runs. The starting values stand until the first measurement: half of
-    what PCIe 4 x16 moves, and the prefill of a small model on a CPU.
+    what PCIe 4 x16 moves, and the prefill of a small model on a CPU. step_s: what a step with a
+    prompt takes however short that is, since its kernels must be launched and all weights read.
     """
 
     link_bytes_per_s: float = 12e9
     prefill_tokens_per_s: float = 2000.0
+    step_s: float = 0.0
 
 
 def swap_in_cost(rates: Rates, *, bytes_per_block: int, block_size: int) -> float:
@@ -44,8 +46,9 @@ def choose(
     """Swap or recompute one victim, or a unit of num_sequences.
 
     swap costs 2 * num_blocks * bytes_per_block / link_bytes_per_s, out and back;
-    recompute costs num_tokens / prefill_tokens_per_s. Under "auto" the cheaper one is taken, equals
-    by recompute. Without enough CPU blocks, or without a block of its own, it is recompute always.
+    recompute costs num_tokens / prefill_tokens_per_s, and step_s at least. Under "auto" the cheaper
+    one is taken, equals by recompute. Without enough CPU blocks, or without a block of its own, it
+    is recompute always.
 
     Args:
         mode: swap, recompute or auto.
@@ -55,9 +58,10 @@ def choose(
 
     Example:
         10 blocks of 1.2 MB at 12 GB/s: 2 ms; 160 tokens at 2,000 tokens/s: 80 ms -> swap
+        the same blocks; at 100,000 tokens/s 1.6 ms, but a step takes 5 ms -> swap
     """
     swap_us = 2e6 * num_blocks * bytes_per_block / rates.link_bytes_per_s
-    recompute_us = 1e6 * num_tokens / rates.prefill_tokens_per_s
+    recompute_us = 1e6 * max(num_tokens / rates.prefill_tokens_per_s, rates.step_s)
     if mode == "recompute":
         swaps, why = False, "preemption_mode is recompute"
     elif is_waiting_beam:
