@@ -22,6 +22,7 @@ struct KernelTable {
   void (*fused_add_rms_norm)(const FusedAddRmsNormParams&, const ThreadPool&);
   void (*rotary_embedding)(const RotaryEmbeddingParams&, const ThreadPool&);
   void (*activation)(const ActivationParams&, const ThreadPool&);
+  void (*scale_heads)(const ScaleHeadsParams&, const ThreadPool&);
   void (*streamed_linear)(const StreamedLinearParams&, const ThreadPool&);
   // Passes over one row of logits; see sampling/row_passes_body.h.
   void (*widen_logits)(float* out, const void* logits, ElementType type, int64_t n);

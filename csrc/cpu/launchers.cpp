@@ -55,6 +55,9 @@ void launch_rotary_embedding(const RotaryEmbeddingParams& params, const ThreadPo
 void launch_activation(const ActivationParams& params, const ThreadPool& pool) {
   if (params.num_tokens > 0 && params.intermediate_size > 0) kernels().activation(params, pool);
 }
+void launch_scale_heads(const ScaleHeadsParams& params, const ThreadPool& pool) {
+  if (params.num_tokens > 0 && params.num_heads > 0) kernels().scale_heads(params, pool);
+}
 void launch_sample_tokens(const SampleTokensParams& params, const ThreadPool& pool) {
   if (params.rows.num_rows > 0) sample_rows(params, kernels(), pool);
 }

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "ops/operand_checks.h"
+#include "ops/row_scale_checks.h"
 #include "pagedkv/kernels/cache_params.h"
 
 namespace pagedkv::ops {
@@ -155,12 +156,26 @@ inline ReshapeAndCacheParams reshape_and_cache_params(const Tensor& key, const T
   return reshape_and_cache_fields(key, value, view, type, slot_mapping);
 }
 
-inline FusedRotaryReshapeAndCacheParams fused_rotary_reshape_and_cache_params(
+// What comes before all else to the result of a projection.
+struct ProjectionOperands {
+  RowScaleOperands scales;
+  const std::optional<Tensor>& bias;
+};
+
+struct FusedRotaryOperands {
+  FusedRotaryReshapeAndCacheParams params;
+  BareProjection bare;
+};
+
+inline FusedRotaryOperands fused_rotary_reshape_and_cache_params(
     const char* op, const Tensor& positions, const Tensor& query, const Tensor& key,
     const Tensor& value, const Tensor& cos_sin_cache, const CacheOperands& cache,
-    const Tensor& slot_mapping, bool is_neox) {
+    const Tensor& slot_mapping, bool is_neox, const ProjectionOperands& projection) {
+  constexpr const char* kBiasForm = "[(num_heads + 2 * num_kv_heads) * head_dim]";
   constexpr const char* kForm = "[num_tokens, num_kv_heads, head_dim]";
   const OperandChecks check(op);
+  const Operand residual = projection.scales.operand();
+  const Operand bias("bias", projection.bias);
   check.devices({{"query", query},
                  {"key", key},
                  {"value", value},
@@ -169,10 +184,12 @@ inline FusedRotaryReshapeAndCacheParams fused_rotary_reshape_and_cache_params(
                  {"key_cache", cache.key_cache},
                  {"value_cache", cache.value_cache},
                  {"slot_mapping", slot_mapping},
+                 residual,
+                 bias,
                  {"k_scale", cache.k_scale},
                  {"v_scale", cache.v_scale}});
   const ElementType type = check.activation_type({"query", query});
-  check.same_dtype({"query", query}, {{"key", key}, {"value", value}});
+  check.same_dtype({"query", query}, {{"key", key}, {"value", value}, residual, bias});
   const ElementType cache_type = checked_cache_type(check, cache, {"query", query});
   check.dtypes(ScalarType::Long, {{"positions", positions}, {"slot_mapping", slot_mapping}});
   check.dtypes(ScalarType::Float, {{"cos_sin_cache", cos_sin_cache}});
@@ -183,6 +200,8 @@ inline FusedRotaryReshapeAndCacheParams fused_rotary_reshape_and_cache_params(
   check.rows({"cos_sin_cache", cos_sin_cache}, "[max_position, rotary_dim]");
   check_cache_layout(check, cache, /*written=*/true);
   check.rows({"slot_mapping", slot_mapping}, "[num_tokens]");
+  check.rows(residual, "[num_tokens, hidden]");
+  check.rows(bias, kBiasForm);
   const KvCache view = checked_cache_view<void*>(check, cache, cache_type);
   const int64_t num_tokens = query.size(0);
   const int64_t rotary_dim = cos_sin_cache.size(1);
@@ -193,6 +212,8 @@ inline FusedRotaryReshapeAndCacheParams fused_rotary_reshape_and_cache_params(
   check.shape({"positions", positions}, {num_tokens}, "[num_tokens]");
   check.shape({"slot_mapping", slot_mapping}, {num_tokens}, "[num_tokens]");
   check.rotary_dim(rotary_dim, view.head_dim);
+  check.shape(bias, {(query.size(1) + 2 * view.num_kv_heads) * view.head_dim}, kBiasForm);
+  const RowScales scales = checked_row_scales(check, projection.scales, num_tokens);
   for (const Operand& written : {Operand("query", query), Operand("key_cache", cache.key_cache),
                                  Operand("value_cache", cache.value_cache)}) {
     check.apart(written, {{"key", key},
@@ -200,26 +221,30 @@ inline FusedRotaryReshapeAndCacheParams fused_rotary_reshape_and_cache_params(
                           {"positions", positions},
                           {"cos_sin_cache", cos_sin_cache},
                           {"slot_mapping", slot_mapping},
+                          residual,
+                          bias,
                           {"k_scale", cache.k_scale},
                           {"v_scale", cache.v_scale}});
   }
   check.apart({"query", query},
               {{"key_cache", cache.key_cache}, {"value_cache", cache.value_cache}});
   check.apart({"key_cache", cache.key_cache}, {{"value_cache", cache.value_cache}});
-  return {.write = reshape_and_cache_fields(key, value, view, type, slot_mapping),
-          .positions = positions.const_data_ptr<int64_t>(),
-          .query = query.mutable_data_ptr(),
-          .cos_sin_cache = cos_sin_cache.const_data_ptr<float>(),
-          .is_neox = is_neox,
-          .num_heads = query.size(1),
-          .rotary_dim = rotary_dim,
-          .max_position = cos_sin_cache.size(0),
-          .query_stride_token = query.stride(0),
-          .query_stride_head = query.stride(1),
-          .cos_sin_stride = cos_sin_cache.stride(0),
-          .query_norm = nullptr,
-          .key_norm = nullptr,
-          .epsilon = 0.0f};
+  return {.params = {.write = reshape_and_cache_fields(key, value, view, type, slot_mapping),
+                     .positions = positions.const_data_ptr<int64_t>(),
+                     .query = query.mutable_data_ptr(),
+                     .cos_sin_cache = cos_sin_cache.const_data_ptr<float>(),
+                     .is_neox = is_neox,
+                     .num_heads = query.size(1),
+                     .rotary_dim = rotary_dim,
+                     .max_position = cos_sin_cache.size(0),
+                     .query_stride_token = query.stride(0),
+                     .query_stride_head = query.stride(1),
+                     .cos_sin_stride = cos_sin_cache.stride(0),
+                     .query_norm = nullptr,
+                     .key_norm = nullptr,
+                     .epsilon = 0.0f},
+          .bare = {.scales = scales,
+                   .bias = bias.present() ? bias.tensor().const_data_ptr() : nullptr}};
 }
 
 struct HeadNorms {
@@ -228,17 +253,17 @@ struct HeadNorms {
   double epsilon;
 };
 
-inline FusedRotaryReshapeAndCacheParams fused_norm_rotary_reshape_and_cache_params(
+inline FusedRotaryOperands fused_norm_rotary_reshape_and_cache_params(
     const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& value,
     const HeadNorms& norms, const Tensor& cos_sin_cache, const CacheOperands& cache,
-    const Tensor& slot_mapping, bool is_neox) {
+    const Tensor& slot_mapping, bool is_neox, const ProjectionOperands& projection) {
   constexpr const char* kOp = "pagedkv::fused_norm_rotary_reshape_and_cache";
   const OperandChecks check(kOp);
   const Operand query_norm("query_norm", norms.query);
   const Operand key_norm("key_norm", norms.key);
   check.devices({{"query", query}, query_norm, key_norm});
-  FusedRotaryReshapeAndCacheParams params = fused_rotary_reshape_and_cache_params(
-      kOp, positions, query, key, value, cos_sin_cache, cache, slot_mapping, is_neox);
+  FusedRotaryOperands operands = fused_rotary_reshape_and_cache_params(
+      kOp, positions, query, key, value, cos_sin_cache, cache, slot_mapping, is_neox, projection);
   check.same_dtype({"query", query}, {query_norm, key_norm});
   for (const Operand& norm : {query_norm, key_norm}) {
     check.rows(norm, "[head_dim]");
@@ -248,10 +273,10 @@ inline FusedRotaryReshapeAndCacheParams fused_norm_rotary_reshape_and_cache_para
                                  Operand("value_cache", cache.value_cache)}) {
     check.apart(written, {query_norm, key_norm});
   }
-  params.query_norm = norms.query.const_data_ptr();
-  params.key_norm = norms.key.const_data_ptr();
-  params.epsilon = check.finite("epsilon", norms.epsilon, 0.0);
-  return params;
+  operands.params.query_norm = norms.query.const_data_ptr();
+  operands.params.key_norm = norms.key.const_data_ptr();
+  operands.params.epsilon = check.finite("epsilon", norms.epsilon, 0.0);
+  return operands;
 }
 
 inline GatherBlocksParams gather_blocks_params(const Tensor& key, const Tensor& value,

@@ -20,18 +20,62 @@ void reshape_and_cache(const Tensor& key, const Tensor& value, const Tensor& key
   cpu::launch_reshape_and_cache(params, torch_thread_pool());
 }
 
+// Queries in place, keys and values in memory of its own, multiplied by the scales of their rows
+// and with the bias added, for as long as it lives; nothing if there are none.
+class FinishedProjection {
+ public:
+  FinishedProjection(const Tensor& query, const Tensor& key, const Tensor& value,
+                     const BareProjection& bare, FusedRotaryReshapeAndCacheParams& params) {
+    if (!bare.is_bare()) return;
+    key_ = torch::stable::clone(key);
+    value_ = torch::stable::clone(value);
+    const auto* bias = static_cast<const char*>(bare.bias);
+    for (const Tensor& heads : {query, *key_, *value_}) {
+      cpu::launch_scale_heads({.heads = heads.mutable_data_ptr(),
+                               .bias = bias,
+                               .scales = bare.scales,
+                               .type = params.write.type,
+                               .num_tokens = heads.size(0),
+                               .num_heads = heads.size(1),
+                               .head_dim = heads.size(2),
+                               .stride_token = heads.stride(0),
+                               .stride_head = heads.stride(1)},
+                              torch_thread_pool());
+      if (bias != nullptr) {
+        bias += heads.size(1) * heads.size(2) * element_bytes(params.write.type);
+      }
+    }
+    params.write.key = key_->const_data_ptr();
+    params.write.key_stride_token = key_->stride(0);
+    params.write.key_stride_head = key_->stride(1);
+    params.write.value = value_->const_data_ptr();
+    params.write.value_stride_token = value_->stride(0);
+    params.write.value_stride_head = value_->stride(1);
+  }
+
+  // The keys to go on with.
+  const Tensor& key_or(const Tensor& key) const { return key_.has_value() ? *key_ : key; }
+
+ private:
+  std::optional<Tensor> key_;
+  std::optional<Tensor> value_;
+};
+
 void fused_rotary_reshape_and_cache(const Tensor& positions, const Tensor& query, const Tensor& key,
                                     const Tensor& value, const Tensor& cos_sin_cache,
                                     const Tensor& key_cache, const Tensor& value_cache,
                                     const Tensor& slot_mapping, bool is_neox,
+                                    const std::optional<Tensor>& residual, double residual_epsilon,
+                                    const std::optional<Tensor>& bias,
                                     const std::optional<Tensor>& k_scale,
                                     const std::optional<Tensor>& v_scale) {
   constexpr const char* kOp = "pagedkv::fused_rotary_reshape_and_cache";
-  const FusedRotaryReshapeAndCacheParams params = fused_rotary_reshape_and_cache_params(
+  auto [params, bare] = fused_rotary_reshape_and_cache_params(
       kOp, positions, query, key, value, cos_sin_cache, {key_cache, value_cache, k_scale, v_scale},
-      slot_mapping, is_neox);
+      slot_mapping, is_neox, {{residual, residual_epsilon}, bias});
   check_slots(kOp, params.write);
   check_positions(kOp, params.positions, params.write.num_tokens, params.max_position);
+  const FinishedProjection finished(query, key, value, bare, params);
   cpu::launch_fused_rotary_reshape_and_cache(params, torch_thread_pool());
 }
 
@@ -58,14 +102,18 @@ void fused_norm_rotary_reshape_and_cache(
     const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor& query_norm, const Tensor& key_norm, double epsilon, const Tensor& cos_sin_cache,
     const Tensor& key_cache, const Tensor& value_cache, const Tensor& slot_mapping, bool is_neox,
-    const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale) {
-  FusedRotaryReshapeAndCacheParams params = fused_norm_rotary_reshape_and_cache_params(
+    const std::optional<Tensor>& residual, double residual_epsilon,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& k_scale,
+    const std::optional<Tensor>& v_scale) {
+  auto [params, bare] = fused_norm_rotary_reshape_and_cache_params(
       positions, query, key, value, {query_norm, key_norm, epsilon}, cos_sin_cache,
-      {key_cache, value_cache, k_scale, v_scale}, slot_mapping, is_neox);
+      {key_cache, value_cache, k_scale, v_scale}, slot_mapping, is_neox,
+      {{residual, residual_epsilon}, bias});
   constexpr const char* kOp = "pagedkv::fused_norm_rotary_reshape_and_cache";
   check_slots(kOp, params.write);
   check_positions(kOp, params.positions, params.write.num_tokens, params.max_position);
-  const Tensor normed = torch::stable::clone(key);
+  const FinishedProjection finished(query, key, value, bare, params);
+  const Tensor normed = torch::stable::clone(finished.key_or(key));
   norm_heads(query, params.query_norm, params.write.type, params.epsilon);
   norm_heads(normed, params.key_norm, params.write.type, params.epsilon);
   params.write.key = normed.const_data_ptr();

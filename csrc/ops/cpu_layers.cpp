@@ -28,12 +28,16 @@ void rotary_embedding(const Tensor& positions, const Tensor& query, const Tensor
   cpu::launch_rotary_embedding(params, torch_thread_pool());
 }
 
-void silu_and_mul(const Tensor& out, const Tensor& input) {
-  cpu::launch_activation(silu_and_mul_params(out, input), torch_thread_pool());
+void silu_and_mul(const Tensor& out, const Tensor& input, const std::optional<Tensor>& residual,
+                  double residual_epsilon) {
+  cpu::launch_activation(silu_and_mul_params(out, input, {residual, residual_epsilon}),
+                         torch_thread_pool());
 }
 
-void gelu_and_mul(const Tensor& out, const Tensor& input, const std::string& approximate) {
-  cpu::launch_activation(gelu_and_mul_params(out, input, approximate), torch_thread_pool());
+void gelu_and_mul(const Tensor& out, const Tensor& input, const std::string& approximate,
+                  const std::optional<Tensor>& residual, double residual_epsilon) {
+  cpu::launch_activation(gelu_and_mul_params(out, input, approximate, {residual, residual_epsilon}),
+                         torch_thread_pool());
 }
 
 }  // namespace

@@ -21,25 +21,31 @@ void fused_rotary_reshape_and_cache(const Tensor& positions, const Tensor& query
                                     const Tensor& value, const Tensor& cos_sin_cache,
                                     const Tensor& key_cache, const Tensor& value_cache,
                                     const Tensor& slot_mapping, bool is_neox,
+                                    const std::optional<Tensor>& residual, double residual_epsilon,
+                                    const std::optional<Tensor>& bias,
                                     const std::optional<Tensor>& k_scale,
                                     const std::optional<Tensor>& v_scale) {
-  const FusedRotaryReshapeAndCacheParams params = fused_rotary_reshape_and_cache_params(
+  const FusedRotaryOperands operands = fused_rotary_reshape_and_cache_params(
       "pagedkv::fused_rotary_reshape_and_cache", positions, query, key, value, cos_sin_cache,
-      {key_cache, value_cache, k_scale, v_scale}, slot_mapping, is_neox);
+      {key_cache, value_cache, k_scale, v_scale}, slot_mapping, is_neox,
+      {{residual, residual_epsilon}, bias});
   const CudaContext context(query);
-  cuda::launch_fused_rotary_reshape_and_cache(params, context.stream());
+  cuda::launch_fused_rotary_reshape_and_cache(operands.params, operands.bare, context.stream());
 }
 
 void fused_norm_rotary_reshape_and_cache(
     const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor& query_norm, const Tensor& key_norm, double epsilon, const Tensor& cos_sin_cache,
     const Tensor& key_cache, const Tensor& value_cache, const Tensor& slot_mapping, bool is_neox,
-    const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale) {
-  const FusedRotaryReshapeAndCacheParams params = fused_norm_rotary_reshape_and_cache_params(
+    const std::optional<Tensor>& residual, double residual_epsilon,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& k_scale,
+    const std::optional<Tensor>& v_scale) {
+  const FusedRotaryOperands operands = fused_norm_rotary_reshape_and_cache_params(
       positions, query, key, value, {query_norm, key_norm, epsilon}, cos_sin_cache,
-      {key_cache, value_cache, k_scale, v_scale}, slot_mapping, is_neox);
+      {key_cache, value_cache, k_scale, v_scale}, slot_mapping, is_neox,
+      {{residual, residual_epsilon}, bias});
   const CudaContext context(query);
-  cuda::launch_fused_rotary_reshape_and_cache(params, context.stream());
+  cuda::launch_fused_rotary_reshape_and_cache(operands.params, operands.bare, context.stream());
 }
 
 void gather_blocks(const Tensor& key, const Tensor& value, const Tensor& key_cache,

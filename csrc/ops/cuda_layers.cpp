@@ -28,14 +28,17 @@ void rotary_embedding(const Tensor& positions, const Tensor& query, const Tensor
   cuda::launch_rotary_embedding(params, context.stream());
 }
 
-void silu_and_mul(const Tensor& out, const Tensor& input) {
-  const ActivationParams params = silu_and_mul_params(out, input);
+void silu_and_mul(const Tensor& out, const Tensor& input, const std::optional<Tensor>& residual,
+                  double residual_epsilon) {
+  const ActivationParams params = silu_and_mul_params(out, input, {residual, residual_epsilon});
   const CudaContext context(input);
   cuda::launch_activation(params, context.stream());
 }
 
-void gelu_and_mul(const Tensor& out, const Tensor& input, const std::string& approximate) {
-  const ActivationParams params = gelu_and_mul_params(out, input, approximate);
+void gelu_and_mul(const Tensor& out, const Tensor& input, const std::string& approximate,
+                  const std::optional<Tensor>& residual, double residual_epsilon) {
+  const ActivationParams params =
+      gelu_and_mul_params(out, input, approximate, {residual, residual_epsilon});
   const CudaContext context(input);
   cuda::launch_activation(params, context.stream());
 }

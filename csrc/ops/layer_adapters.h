@@ -5,6 +5,7 @@
 #include <string>
 
 #include "ops/operand_checks.h"
+#include "ops/row_scale_checks.h"
 #include "pagedkv/kernels/layer_params.h"
 
 namespace pagedkv::ops {
@@ -106,19 +107,21 @@ inline RotaryEmbeddingParams rotary_embedding_params(const Tensor& positions, co
 }
 
 inline ActivationParams activation_params(const char* op, const Tensor& out, const Tensor& input,
-                                          Activation activation) {
+                                          Activation activation, const RowScaleOperands& scales) {
   const OperandChecks check(op);
-  check.devices({{"input", input}, {"out", out}});
+  check.devices({{"input", input}, {"out", out}, scales.operand()});
   const ElementType type = check.activation_type({"input", input});
-  check.same_dtype({"input", input}, {{"out", out}});
+  check.same_dtype({"input", input}, {{"out", out}, scales.operand()});
   check.written_rows({"out", out}, "[num_tokens, intermediate]");
   check.rows({"input", input}, "[num_tokens, 2 * intermediate]");
+  check.rows(scales.operand(), "[num_tokens, hidden]");
   const int64_t num_tokens = input.size(0);
   STD_TORCH_CHECK(input.size(1) % 2 == 0, check.op(), ": input has shape ",
                   list_text(input.sizes()), ", expected an even number of columns");
   const int64_t intermediate = input.size(1) / 2;
   check.shape({"out", out}, {num_tokens, intermediate}, "[num_tokens, intermediate]");
-  check.apart({"out", out}, {{"input", input}});
+  const RowScales row_scales = checked_row_scales(check, scales, num_tokens);
+  check.apart({"out", out}, {{"input", input}, scales.operand()});
   return {.out = out.mutable_data_ptr(),
           .input = input.const_data_ptr(),
           .type = type,
@@ -126,20 +129,24 @@ inline ActivationParams activation_params(const char* op, const Tensor& out, con
           .num_tokens = num_tokens,
           .intermediate_size = intermediate,
           .out_stride_token = out.stride(0),
-          .input_stride_token = input.stride(0)};
+          .input_stride_token = input.stride(0),
+          .scales = row_scales};
 }
 
-inline ActivationParams silu_and_mul_params(const Tensor& out, const Tensor& input) {
-  return activation_params("pagedkv::silu_and_mul", out, input, Activation::kSilu);
+inline ActivationParams silu_and_mul_params(const Tensor& out, const Tensor& input,
+                                            const RowScaleOperands& scales) {
+  return activation_params("pagedkv::silu_and_mul", out, input, Activation::kSilu, scales);
 }
 
 inline ActivationParams gelu_and_mul_params(const Tensor& out, const Tensor& input,
-                                            const std::string& approximate) {
+                                            const std::string& approximate,
+                                            const RowScaleOperands& scales) {
   STD_TORCH_CHECK(approximate == "none" || approximate == "tanh",
                   "pagedkv::gelu_and_mul: approximate is '", approximate,
                   "', expected 'none' or 'tanh'");
   return activation_params("pagedkv::gelu_and_mul", out, input,
-                           approximate == "tanh" ? Activation::kGeluTanh : Activation::kGelu);
+                           approximate == "tanh" ? Activation::kGeluTanh : Activation::kGelu,
+                           scales);
 }
 
 }  // namespace pagedkv::ops

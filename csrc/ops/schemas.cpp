@@ -17,19 +17,23 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
       "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
 
   // rotary_embedding and reshape_and_cache in one pass, with the same result: query [T, H, D] in
-  // place; key, value [T, G, D] are read only; positions, slot_mapping int64 [T].
+  // place; key, value [T, G, D] are read only; positions, slot_mapping int64 [T]. residual [T,
+  // hidden]: before, all three are multiplied by 1 / sqrt(mean(residual^2) + residual_epsilon) of
+  // their row; bias [(H + 2 G) * D]: and then it is added.
   library.def(
       "fused_rotary_reshape_and_cache(Tensor positions, Tensor(a!) query, Tensor key, Tensor "
       "value, Tensor cos_sin_cache, Tensor(b!) key_cache, Tensor(c!) value_cache, Tensor "
-      "slot_mapping, bool is_neox=True, *, "
-      "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
+      "slot_mapping, bool is_neox=True, *, Tensor? residual=None, float residual_epsilon=0.0, "
+      "Tensor? "
+      "bias=None, Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
 
   // The same with an RMS norm of every query and key head before: query_norm, key_norm [D].
   library.def(
       "fused_norm_rotary_reshape_and_cache(Tensor positions, Tensor(a!) query, Tensor key, Tensor "
       "value, Tensor query_norm, Tensor key_norm, float epsilon, Tensor cos_sin_cache, Tensor(b!) "
-      "key_cache, Tensor(c!) value_cache, Tensor slot_mapping, bool is_neox=True, *, "
-      "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
+      "key_cache, Tensor(c!) value_cache, Tensor slot_mapping, bool is_neox=True, *, Tensor? "
+      "residual=None, float residual_epsilon=0.0, Tensor? bias=None, Tensor? k_scale=None, Tensor? "
+      "v_scale=None) -> ()");
 
   // out, query [T, H, D]; lse fp32 [T, H], natural log, -inf for an empty row; block_tables int32
   // [S, max_num_blocks]; seq_lens int32 [S] (this step's tokens included); query_start_loc int32 [S
@@ -86,9 +90,13 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
       "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
       "bool is_neox=True) -> ()");
   // out [T, F]; input [T, 2 F]: act(input[:, :F]) * input[:, F:]. approximate: "none" (erf) or
-  // "tanh".
-  library.def("silu_and_mul(Tensor(a!) out, Tensor input) -> ()");
-  library.def("gelu_and_mul(Tensor(a!) out, Tensor input, str approximate=\"none\") -> ()");
+  // "tanh". residual [T, hidden]: input's rows are multiplied before, as above.
+  library.def(
+      "silu_and_mul(Tensor(a!) out, Tensor input, *, Tensor? residual=None, float "
+      "residual_epsilon=0.0) -> ()");
+  library.def(
+      "gelu_and_mul(Tensor(a!) out, Tensor input, str approximate=\"none\", *, Tensor? "
+      "residual=None, float residual_epsilon=0.0) -> ()");
 
   // out [T, N], or [T, N / 2] for epilogue "silu_and_mul"; input [T, K]; weight [N, K]; bias [N].
   // norm_weight [K]: the product is of rms_norm(input). epilogue: "store", "add" (into out) or

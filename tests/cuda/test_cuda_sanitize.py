@@ -121,6 +121,29 @@ def normed(module, device, dim: int, rotary: int, neox: bool) -> list[Tensor]:
     return [query, *pools]
 
 
+def bare(module, device, dim: int, rotary: int, hidden: int) -> list[Tensor]:
+    """A projection without its scales and bias, read by the rotation and by a gate."""
+    heads = torch.randn(9, 8, dim, device=device).to(BF16)
+    query, key, value = heads.split([4, 2, 2], 1)
+    residual = torch.randn(9, hidden, device=device).to(BF16)
+    rows = {"residual": residual, "residual_epsilon": 1e-5}
+    bias = torch.randn(8 * dim, device=device).to(BF16)
+    norms = torch.rand(2, dim, device=device).to(BF16)
+    pools = [torch.zeros(3, 2, 8, dim, device=device).to(BF16) for _ in range(4)]
+    slots = torch.randperm(24, device=device)[:9]
+    slots[3] = -1
+    table, positions = torch.rand(30, rotary, device=device), torch.arange(9, device=device)
+    gated = torch.empty(9, 4 * dim, dtype=BF16, device=device)
+    module.silu_and_mul(gated, heads.flatten(1), **rows)
+    module.fused_rotary_reshape_and_cache(
+        positions, query, key, value, table, *pools[:2], slots, bias=bias, **rows
+    )
+    module.fused_norm_rotary_reshape_and_cache(
+        positions, query, key, value, *norms, 1e-6, table, *pools[2:], slots, bias=bias, **rows
+    )
+    return [query, *pools, gated]
+
+
 def products(module, device, tokens: int, size: int, columns: int) -> list[Tensor]:
     """Each epilogue, with a bias and without, few rows with a norm too."""
     x = torch.randn(tokens, size, device=device).to(BF16)
@@ -157,6 +180,8 @@ SANITIZE: dict[str, Run] = {
     "scores_elements": lambda m, d: scores(m, d, 4001, 1, 512),
     "normed_vectors": lambda m, d: normed(m, d, 128, 128, True),
     "normed_elements": lambda m, d: normed(m, d, 46, 20, False),
+    "bare_vectors": lambda m, d: bare(m, d, 128, 128, 4096),
+    "bare_elements": lambda m, d: bare(m, d, 46, 20, 99),
     "products_one_row": lambda m, d: products(m, d, 1, 1024, 2144),
     "products_rows": lambda m, d: products(m, d, 7, 1000, 176),
     "products_long_rows": lambda m, d: products(m, d, 8, 8192, 48),

@@ -42,6 +42,9 @@ def fused_rotary_reshape_and_cache() -> Call:
         "value_cache": torch.zeros(4, 2, 2, 8),
         "slot_mapping": torch.tensor([7, -1, 0]),
         "is_neox": True,
+        "residual": None,
+        "residual_epsilon": 0.0,
+        "bias": None,
         "k_scale": None,
         "v_scale": None,
     }
@@ -176,11 +179,22 @@ def rotary_embedding() -> Call:
 
 
 def silu_and_mul() -> Call:
-    return {"out": torch.zeros(3, 4), "input": torch.randn(3, 8)}
+    plain = {"out": torch.zeros(3, 4), "input": torch.randn(3, 8)}
+    return plain | {"residual": None, "residual_epsilon": 0.0}
 
 
 def gelu_and_mul() -> Call:
-    return {"out": torch.zeros(3, 4), "input": torch.randn(3, 8), "approximate": "tanh"}
+    return silu_and_mul() | {"approximate": "tanh"}
+
+
+def bare(make: Callable[[], Call]) -> Callable[[], Call]:
+    """The call with a projection's bare result, of rows of 6; the bias that of 8 heads of 8."""
+
+    def call() -> Call:
+        made = make() | {"residual": torch.randn(3, 6), "residual_epsilon": 1e-5}
+        return made | ({"bias": torch.randn(64)} if "bias" in made else {})
+
+    return call
 
 
 def sample_tokens() -> Call:
@@ -259,6 +273,14 @@ CALLS: dict[str, tuple[str, Callable[[], Call]]] = {
         "fused_norm_rotary_reshape_and_cache",
         fused_norm_rotary_reshape_and_cache,
     ),
+    "fused_rotary_reshape_and_cache, bare": (
+        "fused_rotary_reshape_and_cache",
+        bare(fused_rotary_reshape_and_cache),
+    ),
+    "fused_norm_rotary_reshape_and_cache, bare": (
+        "fused_norm_rotary_reshape_and_cache",
+        bare(fused_norm_rotary_reshape_and_cache),
+    ),
     "gather_blocks": ("gather_blocks", gather_blocks),
     "gather_blocks, fp8": ("gather_blocks", with_float8(gather_blocks)),
     "paged_attention": ("paged_attention", paged_attention),
@@ -271,6 +293,8 @@ CALLS: dict[str, tuple[str, Callable[[], Call]]] = {
     "rotary_embedding": ("rotary_embedding", rotary_embedding),
     "silu_and_mul": ("silu_and_mul", silu_and_mul),
     "gelu_and_mul": ("gelu_and_mul", gelu_and_mul),
+    "silu_and_mul, bare": ("silu_and_mul", bare(silu_and_mul)),
+    "gelu_and_mul, bare": ("gelu_and_mul", bare(gelu_and_mul)),
     "sample_tokens": ("sample_tokens", sample_tokens),
     "sample_tokens, plainly": ("sample_tokens", sample_tokens_plainly),
     "streamed_linear": ("streamed_linear", streamed_linear),

@@ -1,5 +1,6 @@
 // Gated activations: out = act(input[:, :F]) * input[:, F:]. Work is cut into pieces of a row, so
-// that one long row is shared by threads too. Three streams.
+// that one long row is shared by threads too. Three streams, and the row of the scale for each
+// piece.
 #pragma once
 
 namespace pagedkv::cpu::PAGEDKV_ISA {
@@ -20,14 +21,18 @@ struct GeluTanh {
 };
 
 template <class Act, class T>
-inline void activate(T* out, const T* gate, const T* up, int64_t n) {
+inline void activate(T* out, const T* gate, const T* up, int64_t n, float scale) {
+  const Vec factor = broadcast(scale);
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) {
-    store(out + i, Act::apply(load(gate + i)) * load(up + i));
+    store(out + i, Act::apply(load(gate + i) * factor) * (load(up + i) * factor));
   }
   if (i < n) {
     const int rest = static_cast<int>(n - i);
-    store_first(out + i, Act::apply(load_first(gate + i, rest)) * load_first(up + i, rest), rest);
+    store_first(
+        out + i,
+        Act::apply(load_first(gate + i, rest) * factor) * (load_first(up + i, rest) * factor),
+        rest);
   }
 }
 
@@ -46,7 +51,8 @@ inline void run_activation(const ActivationParams& p, const ThreadPool& pool) {
         const int64_t rest = p.intermediate_size - first;
         const T* gate = static_cast<const T*>(p.input) + t * p.input_stride_token + first;
         T* out = static_cast<T*>(p.out) + t * p.out_stride_token + first;
-        activate<Act>(out, gate, gate + p.intermediate_size, rest < kPiece ? rest : kPiece);
+        activate<Act>(out, gate, gate + p.intermediate_size, rest < kPiece ? rest : kPiece,
+                      row_scale<T>(p.scales, t));
       }
     });
   });

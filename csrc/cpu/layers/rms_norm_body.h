@@ -1,5 +1,6 @@
-// RMS norm, plain and with the residual added in the same pass. Each row is read twice, the second
-// time from cache. Bytes: 2 per element and stream for 16-bit types (in, out; fused: 4 streams).
+// RMS norm, plain and with the residual added in the same pass, and its scale alone. Each row is
+// read twice, the second time from cache. Bytes: 2 per element and stream for 16-bit types (in,
+// out; fused: 4 streams).
 #pragma once
 
 namespace pagedkv::cpu::PAGEDKV_ISA {
@@ -42,6 +43,14 @@ inline void scale_row(T* out, const T* row, const T* weight, float scale, int64_
 
 inline float inverse_rms(float squares, int64_t n, float epsilon) {
   return 1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + epsilon);
+}
+
+// What row `token` is multiplied by; 1, which changes no bit, without rows.
+template <class T>
+inline float row_scale(const RowScales& scales, int64_t token) {
+  if (scales.rows == nullptr) return 1.0f;
+  const T* row = static_cast<const T*>(scales.rows) + token * scales.stride_token;
+  return inverse_rms(sum_of_squares(row, scales.hidden_size), scales.hidden_size, scales.epsilon);
 }
 
 inline void rms_norm(const RmsNormParams& p, const ThreadPool& pool) {

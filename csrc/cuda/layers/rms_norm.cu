@@ -6,23 +6,13 @@
 #include "cuda/device/global_store.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/overlapped_launch.cuh"
+#include "cuda/layers/row_scale.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
 
 namespace pagedkv::cuda {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-
-// Sum over the block, the same in all threads. scratch: float [32].
-__device__ float block_sum(float x, float* scratch) {
-  x = warp_sum(x);
-  const int num_warps = static_cast<int>(blockDim.x) / 32;
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-  __syncthreads();
-  float sum = 0.0f;
-  for (int warp = 0; warp < num_warps; ++warp) sum += scratch[warp];
-  return sum;
-}
 
 // One row of either op, by name: where x comes from, where the sum and the result go.
 template <class T>
@@ -70,7 +60,9 @@ __device__ void norm_row_in_registers(const NormRow<T>& row) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) squares += wide.data[i] * wide.data[i];
   });
-  const float mean = block_sum(squares, scratch) / static_cast<float>(row.hidden_size);
+  const float sum =
+      block_sum(squares, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), scratch);
+  const float mean = sum / static_cast<float>(row.hidden_size);
   const float factor = rsqrtf(mean + row.epsilon);
   for_each_item([&](int item, int64_t at) {
     if constexpr (!kEarlyWeights) other[item] = load_vec<kVec>(row.weight + at);
@@ -96,7 +88,9 @@ __device__ void norm_row_streamed(const NormRow<T>& row) {
     }
     squares += x * x;
   }
-  const float mean = block_sum(squares, scratch) / static_cast<float>(row.hidden_size);
+  const float sum =
+      block_sum(squares, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), scratch);
+  const float mean = sum / static_cast<float>(row.hidden_size);
   const float factor = rsqrtf(mean + row.epsilon);
   for (int64_t i = threadIdx.x; i < row.hidden_size; i += blockDim.x) {
     const float x = to_float(kWithResidual ? row.residual[i] : row.input[i]);

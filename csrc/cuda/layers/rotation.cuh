@@ -39,12 +39,17 @@ __device__ Angles<N> load_angles(const float* table_row, int half, int pair) {
 }
 
 // Pairs of x and y, halves of a head against each other.
+template <int N>
+__device__ void rotate_wide(Vec<float, N>& x, Vec<float, N>& y, const Angles<N>& angles) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) rotate(x.data[i], y.data[i], angles.cosines[i], angles.sines[i]);
+}
+
 template <class T, int N>
 __device__ void rotate_halves(Vec<T, N>& x, Vec<T, N>& y, const Angles<N>& angles) {
   Vec<float, N> a = widen(x);
   Vec<float, N> b = widen(y);
-#pragma unroll
-  for (int i = 0; i < N; ++i) rotate(a.data[i], b.data[i], angles.cosines[i], angles.sines[i]);
+  rotate_wide(a, b, angles);
   x = narrow<T>(a);
   y = narrow<T>(b);
 }

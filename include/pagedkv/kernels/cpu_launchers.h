@@ -27,6 +27,7 @@ void launch_rms_norm(const RmsNormParams& params, const ThreadPool& pool);
 void launch_fused_add_rms_norm(const FusedAddRmsNormParams& params, const ThreadPool& pool);
 void launch_rotary_embedding(const RotaryEmbeddingParams& params, const ThreadPool& pool);
 void launch_activation(const ActivationParams& params, const ThreadPool& pool);
+void launch_scale_heads(const ScaleHeadsParams& params, const ThreadPool& pool);
 void launch_streamed_linear(const StreamedLinearParams& params, const ThreadPool& pool);
 
 void launch_sample_tokens(const SampleTokensParams& params, const ThreadPool& pool);

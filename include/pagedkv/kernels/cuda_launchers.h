@@ -17,7 +17,7 @@ using StreamHandle = void*;  // a cudaStream_t
 
 void launch_reshape_and_cache(const ReshapeAndCacheParams& params, StreamHandle stream);
 void launch_fused_rotary_reshape_and_cache(const FusedRotaryReshapeAndCacheParams& params,
-                                           StreamHandle stream);
+                                           const BareProjection& bare, StreamHandle stream);
 void launch_gather_blocks(const GatherBlocksParams& params, StreamHandle stream);
 // The pairs are on the CPU and may be reused by the caller once the call has returned.
 void launch_copy_blocks(const CopyBlocksParams& params, StreamHandle stream);

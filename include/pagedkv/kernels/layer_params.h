@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "pagedkv/kernels/element_type.h"
+#include "pagedkv/kernels/row_scales.h"
 
 namespace pagedkv {
 
@@ -60,7 +61,7 @@ struct RotaryEmbeddingParams {
 
 enum class Activation : int8_t { kSilu, kGelu, kGeluTanh };
 
-// out = act(input[:, :F]) * input[:, F:].
+// out = act(input[:, :F]) * input[:, F:], of input's rows multiplied by their scales.
 struct ActivationParams {
   void* out;          // [T, F] type
   const void* input;  // [T, 2 F] type
@@ -70,6 +71,21 @@ struct ActivationParams {
   int64_t intermediate_size;  // F
   int64_t out_stride_token;
   int64_t input_stride_token;
+  RowScales scales;
+};
+
+// heads <- heads times their token's scale, plus bias; rounded to type. For the CPU: on a GPU the
+// kernels that read heads do this as they read.
+struct ScaleHeadsParams {
+  void* heads;       // [T, H, D] type
+  const void* bias;  // [H * D] type; null: none
+  RowScales scales;
+  ElementType type;
+  int64_t num_tokens;  // T
+  int64_t num_heads;   // H
+  int64_t head_dim;    // D
+  int64_t stride_token;
+  int64_t stride_head;
 };
 
 }  // namespace pagedkv

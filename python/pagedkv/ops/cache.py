@@ -74,6 +74,9 @@ def fused_rotary_reshape_and_cache(
     slot_mapping: Tensor,
     is_neox: bool = True,
     *,
+    residual: Tensor | None = None,
+    residual_epsilon: float = 0.0,
+    bias: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
@@ -82,6 +85,12 @@ def fused_rotary_reshape_and_cache(
     `rotary_embedding` and then `reshape_and_cache`, bit for bit, in one pass over the query, key
     and value: what an attention layer does before it attends. Only `key` differs: it stays as it
     was. A token of a negative slot has its query rotated and writes nothing.
+
+    With `residual` or `bias` the three are a projection's bare result, which is finished first:
+    row t is multiplied by 1 / sqrt(mean(residual[t] ** 2) + residual_epsilon) and the bias is
+    added. So an RMS norm before the projection needs no pass of its own, with its weights folded
+    into the projection's (see `silu_and_mul`). What has been finished is not rounded before it is
+    rotated or stored, but on the CPU.
 
     Args:
         positions: [num_tokens] int64, each below max_position.
@@ -93,6 +102,10 @@ def fused_rotary_reshape_and_cache(
             a contiguous last dimension; `query`'s dtype, float8_e4m3fn or float8_e5m2.
         slot_mapping: [num_tokens] int64, each slot at most once; a negative slot writes nothing.
         is_neox: which elements are a pair, as in `rotary_embedding`.
+        residual: [num_tokens, hidden], `query`'s dtype: what the three are projections of.
+        residual_epsilon: at least 0.
+        bias: [(num_heads + 2 * num_kv_heads) * head_dim], `query`'s dtype: the queries', keys' and
+            values'.
         k_scale, v_scale: [1] or [num_kv_heads] fp32, above 0; with an fp8 cache, and only then.
 
     Returns:
@@ -115,6 +128,13 @@ def fused_rotary_reshape_and_cache(
         ... )
         >>> query.flatten(), key_cache[1].flatten(), value_cache[1].flatten()
         (tensor([-4.,  3.]), tensor([0., 1.]), tensor([1., 0.]))
+        >>> where, slot, r = torch.tensor([0]), torch.tensor([1]), torch.tensor([[2.0, 2.0]])
+        >>> bias = torch.tensor([0.0, 0.0, 1.0, 1.0, 2.0, 2.0])
+        >>> fused_rotary_reshape_and_cache(
+        ...     where, query, key, key, table, key_cache, value_cache, slot, residual=r, bias=bias
+        ... )
+        >>> query.flatten(), key_cache[1].flatten(), value_cache[1].flatten()  # divided by 2
+        (tensor([-2.0000,  1.5000]), tensor([1.5000, 1.0000]), tensor([2.5000, 2.0000]))
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021,
     equation 34; Kwon et al., "Efficient Memory Management for Large Language Model Serving with
@@ -130,6 +150,9 @@ def fused_rotary_reshape_and_cache(
         value_cache,
         slot_mapping,
         is_neox,
+        residual=residual,
+        residual_epsilon=residual_epsilon,
+        bias=bias,
         k_scale=k_scale,
         v_scale=v_scale,
     )
@@ -149,6 +172,9 @@ def fused_norm_rotary_reshape_and_cache(
     slot_mapping: Tensor,
     is_neox: bool = True,
     *,
+    residual: Tensor | None = None,
+    residual_epsilon: float = 0.0,
+    bias: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
@@ -199,6 +225,9 @@ def fused_norm_rotary_reshape_and_cache(
         value_cache,
         slot_mapping,
         is_neox,
+        residual=residual,
+        residual_epsilon=residual_epsilon,
+        bias=bias,
         k_scale=k_scale,
         v_scale=v_scale,
     )

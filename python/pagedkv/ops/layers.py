@@ -119,12 +119,21 @@ def rotary_embedding(
     _rotary_embedding(positions, query, key, cos_sin_cache, is_neox)
 
 
-def silu_and_mul(out: Tensor, input: Tensor) -> None:
+def silu_and_mul(
+    out: Tensor, input: Tensor, *, residual: Tensor | None = None, residual_epsilon: float = 0.0
+) -> None:
     """The gate of a SwiGLU feed-forward layer: silu(left half) * right half.
+
+    With `residual`, each row of `input` is first multiplied by 1 / sqrt(mean(r ** 2) + epsilon),
+    where r is the same row of `residual`. So an RMS norm before a projection needs no pass of its
+    own: with the norm's weights folded into the projection's, rms_norm(r) @ weight.T is
+    r @ weight.T, multiplied so.
 
     Args:
         out: [num_tokens, intermediate], fp32, bf16 or fp16.
         input: [num_tokens, 2 * intermediate], `out`'s dtype.
+        residual: [num_tokens, hidden], `out`'s dtype: what `input` is a projection of.
+        residual_epsilon: at least 0.
 
     Returns:
         Nothing.
@@ -140,19 +149,31 @@ def silu_and_mul(out: Tensor, input: Tensor) -> None:
         >>> silu_and_mul(out, torch.tensor([[0.0, 1.0, 5.0, 10.0]]))
         >>> out  # silu(1) = 1 / (1 + e^-1) = 0.7311
         tensor([[0.0000, 7.3106]])
+        >>> residual = torch.tensor([[2.0]])
+        >>> silu_and_mul(out, torch.tensor([[0.0, 2.0, 10.0, 20.0]]), residual=residual)
+        >>> out  # the input is divided by 2
+        tensor([[0.0000, 7.3106]])
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2020, equation 6 (SwiGLU).
     """
-    _silu_and_mul(out, input)
+    _silu_and_mul(out, input, residual=residual, residual_epsilon=residual_epsilon)
 
 
-def gelu_and_mul(out: Tensor, input: Tensor, approximate: str = "none") -> None:
+def gelu_and_mul(
+    out: Tensor,
+    input: Tensor,
+    approximate: str = "none",
+    *,
+    residual: Tensor | None = None,
+    residual_epsilon: float = 0.0,
+) -> None:
     """The gate of a GEGLU feed-forward layer: gelu(left half) * right half.
 
     Args:
         out: [num_tokens, intermediate], fp32, bf16 or fp16.
         input: [num_tokens, 2 * intermediate], `out`'s dtype.
         approximate: "none" (x times the normal distribution function) or "tanh".
+        residual, residual_epsilon: as of `silu_and_mul`.
 
     Returns:
         Nothing.
@@ -172,4 +193,4 @@ def gelu_and_mul(out: Tensor, input: Tensor, approximate: str = "none") -> None:
     Source: Shazeer, "GLU Variants Improve Transformer", 2020, equation 5 (GEGLU); Hendrycks and
     Gimpel, "Gaussian Error Linear Units", 2016.
     """
-    _gelu_and_mul(out, input, approximate)
+    _gelu_and_mul(out, input, approximate, residual=residual, residual_epsilon=residual_epsilon)

@@ -74,11 +74,14 @@ def fused_rotary_reshape_and_cache(
     slot_mapping: Tensor,
     is_neox: bool = True,
     *,
+    residual: Tensor | None = None,
+    residual_epsilon: float = 0.0,
+    bias: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
     """See `pagedkv.ops.fused_rotary_reshape_and_cache`."""
-    rotated = key.clone()
+    rotated, value = _finish_projection(query, key, value, residual, residual_epsilon, bias)
     rotary_embedding(positions, query, rotated, cos_sin_cache, is_neox)
     reshape_and_cache(
         rotated, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale
@@ -99,13 +102,16 @@ def fused_norm_rotary_reshape_and_cache(
     slot_mapping: Tensor,
     is_neox: bool = True,
     *,
+    residual: Tensor | None = None,
+    residual_epsilon: float = 0.0,
+    bias: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
     """See `pagedkv.ops.fused_norm_rotary_reshape_and_cache`."""
-    normed = torch.empty_like(key)
+    normed, value = _finish_projection(query, key, value, residual, residual_epsilon, bias)
     rms_norm(query, query, query_norm, epsilon)
-    rms_norm(normed, key, key_norm, epsilon)
+    rms_norm(normed, normed, key_norm, epsilon)
     fused_rotary_reshape_and_cache(
         positions,
         query,
@@ -119,6 +125,27 @@ def fused_norm_rotary_reshape_and_cache(
         k_scale=k_scale,
         v_scale=v_scale,
     )
+
+
+def _finish_projection(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    residual: Tensor | None,
+    epsilon: float,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Scale a projection's result and add the bias: queries in place, keys and values copied."""
+    scales = _row_scales(residual, epsilon)
+    if isinstance(scales, Tensor):
+        scales = scales.unsqueeze(-1)
+    parts = [query, key.clone(), value.clone()]
+    sizes = [part.size(1) * part.size(2) for part in parts]
+    if bias is None:
+        bias = query.new_zeros(sum(sizes))
+    for part, more in zip(parts, torch.split(bias.float(), sizes), strict=True):
+        part.copy_(part.float() * scales + more.view(part.shape[1:]))
+    return parts[1], parts[2]
 
 
 def gather_blocks(
@@ -288,15 +315,31 @@ def rotary_embedding(
         second.copy_(y * cosines + x * sines)
 
 
-def silu_and_mul(out: Tensor, input: Tensor) -> None:
+def _row_scales(residual: Tensor | None, epsilon: float) -> Tensor | float:
+    """What rows of a projection of residual [n, hidden] are multiplied by: fp32 [n, 1]."""
+    if residual is None:
+        return 1.0
+    return 1 / torch.sqrt(residual.float().pow(2).mean(dim=-1, keepdim=True) + epsilon)
+
+
+def silu_and_mul(
+    out: Tensor, input: Tensor, *, residual: Tensor | None = None, residual_epsilon: float = 0.0
+) -> None:
     """See `pagedkv.ops.silu_and_mul`."""
-    gate, up = input.float().chunk(2, dim=-1)
+    gate, up = (input.float() * _row_scales(residual, residual_epsilon)).chunk(2, dim=-1)
     out.copy_(torch.nn.functional.silu(gate) * up)
 
 
-def gelu_and_mul(out: Tensor, input: Tensor, approximate: str = "none") -> None:
+def gelu_and_mul(
+    out: Tensor,
+    input: Tensor,
+    approximate: str = "none",
+    *,
+    residual: Tensor | None = None,
+    residual_epsilon: float = 0.0,
+) -> None:
     """See `pagedkv.ops.gelu_and_mul`."""
-    gate, up = input.float().chunk(2, dim=-1)
+    gate, up = (input.float() * _row_scales(residual, residual_epsilon)).chunk(2, dim=-1)
     out.copy_(torch.nn.functional.gelu(gate, approximate=approximate) * up)
 
 
