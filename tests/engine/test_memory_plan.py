@@ -35,9 +35,11 @@ CONFIG: dict[str, object] = {
 H200 = 139 * 2**30
 
 
-def plan(config: dict[str, object] = CONFIG, **options: Any) -> MemoryPlan:
+def plan(
+    config: dict[str, object] = CONFIG, dtype: torch.dtype = torch.bfloat16, **options: Any
+) -> MemoryPlan:
     made = EngineConfig.from_options("m", **{"max_num_seqs": 16, **options})
-    return predict(made, config, torch.bfloat16, gpu_bytes=H200)
+    return predict(made, config, dtype, gpu_bytes=H200)
 
 
 def test_live_memory_counts_what_is_alive_at_once() -> None:
@@ -77,12 +79,14 @@ def test_weights_are_those_of_a_real_model() -> None:
 
 
 def test_a_step_takes_what_its_widest_point_holds() -> None:
-    """The feed-forward: the sum, the normed sum, what the layer was given, gate and up, and their
-    product; and the step's arrays (ids, positions, slots; lengths, starts, tables).
+    """The feed-forward: the sum, gate and up, and their product, where norms are folded; in fp16
+    the normed sum and what the layer was given, too; and the step's arrays (ids, positions, slots;
+    lengths, starts, tables).
     """
-    for num_tokens in (4096, 8192):
-        step = plan(max_num_batched_tokens=num_tokens).step_bytes
-        widest = 2 * num_tokens * (3 * 256 + 3 * 1024)
+    cases = [(4096, torch.bfloat16, 1), (8192, torch.bfloat16, 1), (8192, torch.float16, 3)]
+    for num_tokens, dtype, sums in cases:
+        step = plan(dtype=dtype, max_num_batched_tokens=num_tokens).step_bytes
+        widest = 2 * num_tokens * (sums * 256 + 3 * 1024)
         arrays = 3 * 8 * num_tokens
         assert widest + arrays < step < 1.01 * (widest + arrays)
     wide = {**CONFIG, "vocab_size": 20_000}

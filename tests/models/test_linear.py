@@ -7,6 +7,7 @@ import torch
 
 from pagedkv import ops
 from pagedkv.models import linear
+from pagedkv.models.layers import RMSNorm
 from pagedkv.models.linear import Linear, Norm, can_pack, packed_product, plain_product
 from pagedkv.models.parameters import Parameters, Piece
 
@@ -60,14 +61,24 @@ def test_a_layer_multiplies_by_what_was_loaded(dtype: torch.dtype, shares_weight
     assert (weight._data is None) == (not shares_weight)
 
 
-def loaded(rows: int, size: int, *, streams: bool, monkeypatch) -> tuple[Linear, torch.Tensor]:
+def loaded(
+    rows: int,
+    size: int,
+    *,
+    streams: bool,
+    monkeypatch,
+    has_bias: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Linear, torch.Tensor]:
     monkeypatch.setattr(linear, "streamed_rows", lambda *_: 12 if streams else 0)
-    parameters = Parameters(dtype=torch.float32, device=CPU, rank=0, num_ranks=1)
-    weight, bias = parameters.add(Piece("w", (rows, size))), parameters.add(Piece("b", (rows,)))
+    parameters = Parameters(dtype=dtype, device=CPU, rank=0, num_ranks=1)
+    weight = parameters.add(Piece("w", (rows, size)))
+    bias = parameters.add(Piece("b", (rows,))) if has_bias else None
     layer = Linear(parameters, weight, bias)
-    matrix = torch.randn(rows, size)
+    matrix = torch.randn(rows, size).to(dtype)
     weight.load("w", matrix)
-    bias.load("b", torch.arange(float(rows)))
+    if bias is not None:
+        bias.load("b", torch.arange(float(rows)))
     parameters.finish()
     return layer, matrix
 
@@ -103,6 +114,38 @@ def test_streamed_or_not_the_product_is_the_same(streams, num_rows, monkeypatch)
     layer, matrix = loaded(5, 16, streams=streams, monkeypatch=monkeypatch)
     x = torch.randn(num_rows, 16)
     torch.testing.assert_close(layer(x), x @ matrix.T + torch.arange(5.0))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # packed, and as it is
+@pytest.mark.parametrize("num_rows", [0, 1, 13])
+def test_what_a_product_adds_to(num_rows, dtype, has_bias, streams, monkeypatch) -> None:
+    layer, matrix = loaded(
+        5, 16, streams=streams, has_bias=has_bias, dtype=dtype, monkeypatch=monkeypatch
+    )
+    x, out = torch.randn(num_rows, 16).to(dtype), torch.randn(num_rows, 5).to(dtype)
+    want = out.double() + x.double() @ matrix.double().T + has_bias * torch.arange(5.0)
+    layer.add_to_(out, x)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(out.double(), want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_folded_norm_is_in_the_one_matrix_and_the_bias_is_left(dtype) -> None:
+    parameters = Parameters(dtype=dtype, device=CPU, rank=0, num_ranks=1)
+    norm = RMSNorm(parameters, "norm", 2, 1e-5)
+    weight, bias = parameters.add(Piece("w", (2, 2))), parameters.add(Piece("b", (2,)))
+    layer = Linear(parameters, weight, bias, fold=norm.fold_into_)
+    parameters.find("norm.weight").load("norm.weight", torch.tensor([2.0, 0.5]))
+    weight.load("w", torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    bias.load("b", torch.tensor([10.0, 20.0]))
+    memory = weight.data
+    parameters.finish()
+    assert memory.tolist() == [[2.0, 1.0], [6.0, 2.0]]  # no other matrix of this size is made
+    assert norm.norm.weight.tolist() == [1.0, 1.0]
+    assert layer(torch.tensor([[1.0, -1.0]], dtype=dtype)).tolist() == [[1.0, 4.0]]
+    assert layer.late_bias.tolist() == [10.0, 20.0]
 
 
 @pytest.mark.parametrize(

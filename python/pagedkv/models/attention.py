@@ -11,6 +11,7 @@ import torch
 from pagedkv import ops
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.layers import RMSNorm, projection
+from pagedkv.models.linear import norms_inside
 from pagedkv.models.metadata import AttentionMetadata, LayerCache
 from pagedkv.models.parameters import Parameters, Piece, Split, fused
 
@@ -44,12 +45,14 @@ class Attention:
     cos_sin_table: fp32 [max_model_len, rotary_dim], shared by all layers; None: no rotation.
     window: how many tokens a token sees, itself included; 0: all before it. norms: of queries and
     of keys, head by head, before they are rotated: there is a table then, and they have the same
-    epsilon.
+    epsilon. folded_norm: the norm before, if it is to be folded into the first product: there is a
+    table then, and add_to_ alone, for any number of rows.
     """
 
     __slots__ = (
         "_alibi_slopes",
         "_clip",
+        "_folds",
         "_heads",
         "_norms",
         "_output",
@@ -69,7 +72,9 @@ class Attention:
         cos_sin_table: torch.Tensor | None,
         window: int,
         norms: tuple[RMSNorm, RMSNorm] | None = None,
+        folded_norm: RMSNorm | None = None,
     ) -> None:
+        self._folds = folded_norm is not None
         self._table = cos_sin_table
         self._window = window
         self._scale = config.attention_scale or config.head_dim**-0.5
@@ -81,7 +86,9 @@ class Attention:
         self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._shape = (-1, sum(self._heads), config.head_dim)
         self._norms = norms
-        self._qkv = projection(parameters, weights.qkv, has_bias=config.attention_bias)
+        self._qkv = projection(
+            parameters, weights.qkv, has_bias=config.attention_bias, folded_norm=folded_norm
+        )
         self._output = projection(parameters, (weights.output,), has_bias=config.output_bias)
 
     def __call__(
@@ -94,9 +101,9 @@ class Attention:
         """x [num_tokens, hidden_size] -> the same shape. Mutates kv_cache: this step's slots."""
         return self._output(self._attend(self._qkv(x), positions, kv_cache, attn_metadata))
 
-    def streams(self, num_rows: int) -> bool:
+    def adds(self, num_rows: int) -> bool:
         """Whether add_to_ may be called for so many rows."""
-        return self._qkv.streams(num_rows) and self._output.streams(num_rows)
+        return self._folds or (self._qkv.streams(num_rows) and self._output.streams(num_rows))
 
     def add_to_(
         self,
@@ -106,13 +113,20 @@ class Attention:
         kv_cache: LayerCache,
         attn_metadata: AttentionMetadata,
     ) -> None:
-        """residual [num_tokens, hidden_size] <- residual + self(norm(residual)), for few rows.
+        """residual [num_tokens, hidden_size] <- residual + self(norm(residual)). REQUIRES adds.
         Mutates kv_cache too.
         """
-        qkv = residual.new_empty(residual.shape[0], self._shape[1] * self._shape[2])
-        self._qkv.stream_(qkv, residual, norm.norm)
-        out = self._attend(qkv, positions, kv_cache, attn_metadata)
-        self._output.stream_(residual, out, epilogue="add")
+        num_rows, hidden_size = residual.shape
+        bare: tuple[torch.Tensor | None, float] = (None, 0.0)
+        if self._folds and not (
+            self._qkv.streams(num_rows) and norms_inside(num_rows, hidden_size)
+        ):
+            qkv, bare = self._qkv(residual), (residual, norm.norm.epsilon)
+        else:
+            qkv = residual.new_empty(num_rows, self._shape[1] * self._shape[2])
+            self._qkv.stream_(qkv, residual, norm.norm)
+        out = self._attend(qkv, positions, kv_cache, attn_metadata, bare)
+        self._output.add_to_(residual, out)
 
     def _attend(
         self,
@@ -120,8 +134,12 @@ class Attention:
         positions: torch.Tensor,
         kv_cache: LayerCache,
         attn_metadata: AttentionMetadata,
+        bare: tuple[torch.Tensor | None, float] = (None, 0.0),
     ) -> torch.Tensor:
-        """From all projections of the tokens to all heads' results, heads side by side."""
+        """From all projections of the tokens to all heads' results, heads side by side. bare: the
+        rows whose scales the projections lack, if they do, and their epsilon.
+        """
+        residual, residual_epsilon = bare
         if self._clip:
             qkv.clamp_(-self._clip, self._clip)
         query, key, value = torch.split(qkv.view(self._shape), self._heads, 1)
@@ -141,6 +159,9 @@ class Attention:
                 key_cache,
                 value_cache,
                 slots,
+                residual=residual,
+                residual_epsilon=residual_epsilon,
+                bias=self._qkv.late_bias,
                 k_scale=k_scale,
                 v_scale=v_scale,
             )
@@ -158,6 +179,9 @@ class Attention:
                 key_cache,
                 value_cache,
                 slots,
+                residual=residual,
+                residual_epsilon=residual_epsilon,
+                bias=self._qkv.late_bias,
                 k_scale=k_scale,
                 v_scale=v_scale,
             )

@@ -46,6 +46,11 @@ class RMSNorm:
         ops.rms_norm(out, x, *self.norm)
         return out
 
+    def fold_into_(self, matrix: torch.Tensor) -> None:
+        """matrix [n, size] <- matrix * weight, and the weight is ones from here on."""
+        matrix.mul_(self.norm.weight)
+        self.norm.weight.fill_(1)
+
     def apply_(self, x: torch.Tensor) -> None:
         """x <- norm(x)."""
         ops.rms_norm(x, x, *self.norm)
@@ -134,8 +139,15 @@ class OutputHead:
         return logits
 
 
-def projection(parameters: Parameters, pieces: tuple[Piece, ...], *, has_bias: bool) -> Linear:
-    """A product with the weights of pieces below each other, with or without their biases.
+def projection(
+    parameters: Parameters,
+    pieces: tuple[Piece, ...],
+    *,
+    has_bias: bool,
+    folded_norm: RMSNorm | None = None,
+) -> Linear:
+    """A product with the weights of pieces below each other, with or without their biases; bare,
+    as Linear says, with those of folded_norm, which was made before.
 
     A bias is divided like the weight's rows; that of a ROW split, whose parts are summed over the
     ranks, is whole.
@@ -154,23 +166,34 @@ def projection(parameters: Parameters, pieces: tuple[Piece, ...], *, has_bias: b
     bias: Parameter | None = None
     if has_bias:
         bias = parameters.add(*map(bias_of, pieces))
-    return Linear(parameters, weight, bias)
+    fold = None if folded_norm is None else folded_norm.fold_into_
+    return Linear(parameters, weight, bias, fold=fold)
 
 
-def _silu_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
-    ops.silu_and_mul(out, x)
+# (out, x, the rows that x is a bare product of or None, their epsilon).
+Gate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, float], None]
 
 
-def _gelu_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
-    ops.gelu_and_mul(out, x, "none")
+def _silu_and_mul(
+    out: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | None, epsilon: float
+) -> None:
+    ops.silu_and_mul(out, x, residual=residual, residual_epsilon=epsilon)
 
 
-def _gelu_tanh_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
-    ops.gelu_and_mul(out, x, "tanh")
+def _gelu_and_mul(
+    out: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | None, epsilon: float
+) -> None:
+    ops.gelu_and_mul(out, x, "none", residual=residual, residual_epsilon=epsilon)
+
+
+def _gelu_tanh_and_mul(
+    out: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | None, epsilon: float
+) -> None:
+    ops.gelu_and_mul(out, x, "tanh", residual=residual, residual_epsilon=epsilon)
 
 
 # By ModelConfig.hidden_act.
-_GATES: dict[str, Callable[[torch.Tensor, torch.Tensor], None]] = {
+_GATES: dict[str, Gate] = {
     "silu": _silu_and_mul,
     "gelu": _gelu_and_mul,
     "gelu_pytorch_tanh": _gelu_tanh_and_mul,
@@ -178,11 +201,22 @@ _GATES: dict[str, Callable[[torch.Tensor, torch.Tensor], None]] = {
 
 
 class GatedMLP:
-    """down(act(gate(x)) * up(x)), with gate and up in one product."""
+    """down(act(gate(x)) * up(x)), with gate and up in one product.
 
-    __slots__ = ("_down", "_gate", "_gate_up", "_size")
+    folded_norm: the norm before, if it is to be folded into that product: then there is add_to_
+    alone, for any number of rows, and no bias.
+    """
 
-    def __init__(self, parameters: Parameters, name: str, config: ModelConfig) -> None:
+    __slots__ = ("_down", "_folds", "_gate", "_gate_up", "_size")
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        name: str,
+        config: ModelConfig,
+        folded_norm: RMSNorm | None = None,
+    ) -> None:
+        self._folds = folded_norm is not None
         hidden, inner = config.hidden_size, config.intermediate_size
         self._size = inner
         self._gate = _GATES[config.hidden_act]
@@ -192,7 +226,9 @@ class GatedMLP:
         )
         if config.fused_weights:
             gate_up = fused(gate_up, f"{name}.gate_up_proj")
-        self._gate_up = projection(parameters, gate_up, has_bias=config.mlp_bias)
+        self._gate_up = projection(
+            parameters, gate_up, has_bias=config.mlp_bias, folded_norm=folded_norm
+        )
         self._down = projection(
             parameters,
             (Piece(f"{name}.down_proj", (hidden, inner), Split.ROW),),
@@ -202,23 +238,26 @@ class GatedMLP:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
         inner = x.new_empty(x.shape[0], self._size)
-        self._gate(inner, self._gate_up(x))
+        self._gate(inner, self._gate_up(x), None, 0.0)
         return self._down(inner)
 
-    def streams(self, num_rows: int) -> bool:
+    def adds(self, num_rows: int) -> bool:
         """Whether add_to_ may be called for so many rows."""
-        return self._gate_up.streams(num_rows) and self._down.streams(num_rows)
+        return self._folds or (self._gate_up.streams(num_rows) and self._down.streams(num_rows))
 
     def add_to_(self, residual: torch.Tensor, norm: RMSNorm) -> None:
-        """residual [num_tokens, hidden_size] <- residual + self(norm(residual)), for few rows."""
-        inner = residual.new_empty(residual.shape[0], self._size)
-        if self._gate is _silu_and_mul:
+        """residual [num_tokens, hidden_size] <- residual + self(norm(residual)). REQUIRES adds."""
+        num_rows = residual.shape[0]
+        inner = residual.new_empty(num_rows, self._size)
+        if self._gate is _silu_and_mul and self._gate_up.streams(num_rows):
             self._gate_up.stream_(inner, residual, norm.norm, "silu_and_mul")
+        elif self._folds:
+            self._gate(inner, self._gate_up(residual), residual, norm.norm.epsilon)
         else:
-            both = residual.new_empty(residual.shape[0], 2 * self._size)
+            both = residual.new_empty(num_rows, 2 * self._size)
             self._gate_up.stream_(both, residual, norm.norm)
-            self._gate(inner, both)
-        self._down.stream_(residual, inner, epilogue="add")
+            self._gate(inner, both, None, 0.0)
+        self._down.add_to_(residual, inner)
 
 
 # By ModelConfig.hidden_act: how torch's gelu approximates.

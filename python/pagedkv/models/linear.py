@@ -88,10 +88,12 @@ def plain_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
 class Linear:
     """x [n, in] -> [n, out] with the weight and bias that the parameters hold once loaded.
 
-    shares_weight: another layer (a tied embedding) keeps using the weight, so it must stay.
+    shares_weight: another layer (a tied embedding) keeps using the weight, so it must stay. fold:
+    multiplies the weights of the norm before into the loaded matrix, in place. The product is bare
+    then: whoever goes on with it multiplies rows by the norm's scale and adds late_bias.
     """
 
-    __slots__ = ("_bias", "_max_streamed_rows", "_product", "_streamed")
+    __slots__ = ("_bias", "_columns", "_max_streamed_rows", "_product", "_streamed", "late_bias")
 
     def __init__(
         self,
@@ -100,13 +102,19 @@ class Linear:
         bias: Parameter | None = None,
         *,
         shares_weight: bool = False,
+        fold: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         self._streamed: torch.Tensor | None = None
+        self.late_bias: torch.Tensor | None = None
 
         def prepare() -> None:
             matrix = weight.data if shares_weight else weight.take()
             self._bias = None if bias is None else bias.take()
+            if fold is not None:
+                fold(matrix)
+                self.late_bias, self._bias = self._bias, None
             self._product = make(matrix, self._bias)
+            self._columns = None if make is packed_product else matrix.T
             self._max_streamed_rows = streamed_rows(
                 parameters.dtype, parameters.device, *matrix.shape
             )
@@ -127,6 +135,17 @@ class Linear:
         out = x.new_empty(x.shape[0], self._streamed.shape[0])
         self.stream_(out, x)
         return out
+
+    def add_to_(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        """out [n, out] <- out + self(x)."""
+        if self.streams(x.shape[0]):
+            self.stream_(out, x, epilogue="add")
+        elif self._columns is None:
+            out.add_(self._product(x))
+        elif not out.is_meta:  # there torch would load its compiler, to find no new shape
+            out.addmm_(x, self._columns)  # without a pass of its own, and rounded once
+            if self._bias is not None:
+                out.add_(self._bias)
 
     def stream_(
         self, out: torch.Tensor, x: torch.Tensor, norm: Norm | None = None, epilogue: str = "store"

@@ -94,7 +94,11 @@ def read_decoder(
 
 
 class LlamaLayer:
-    """x <- x + attention(norm(x)); x <- x + mlp(norm(x)), the sum kept apart as the residual."""
+    """x <- x + attention(norm(x)); x <- x + mlp(norm(x)), the sum kept apart as the residual.
+
+    With folded norms there is add_to_ alone: the norms' weights are in the products behind them,
+    and the kernels that read these multiply by the norms' scales.
+    """
 
     __slots__ = ("_attention", "_mlp", "_mlp_norm", "first_norm")
 
@@ -103,6 +107,7 @@ class LlamaLayer:
     ) -> None:
         name, window = f"model.layers.{index}", config.layer_windows[index]
         size, epsilon = config.hidden_size, config.norm_eps
+        folds = parameters.folds_norms and not config.mlp_bias
         self.first_norm = RMSNorm(parameters, f"{name}.input_layernorm", size, epsilon)
         norms = None
         if config.qk_norm:
@@ -111,9 +116,11 @@ class LlamaLayer:
                 RMSNorm(parameters, f"{name}.self_attn.k_norm", config.head_dim, epsilon),
             )
         weights = AttentionWeights.of(f"{name}.self_attn", config)
-        self._attention = Attention(parameters, weights, config, table, window, norms)
+        folded_norm = self.first_norm if folds else None
+        self._attention = Attention(parameters, weights, config, table, window, norms, folded_norm)
         self._mlp_norm = RMSNorm(parameters, f"{name}.post_attention_layernorm", size, epsilon)
-        self._mlp = GatedMLP(parameters, f"{name}.mlp", config)
+        folded_norm = self._mlp_norm if folds else None
+        self._mlp = GatedMLP(parameters, f"{name}.mlp", config, folded_norm)
 
     def __call__(
         self,
@@ -128,8 +135,8 @@ class LlamaLayer:
         self._mlp_norm.add_(x, residual)
         return self._mlp(x)
 
-    def streams(self, num_rows: int) -> bool:
-        return self._attention.streams(num_rows) and self._mlp.streams(num_rows)
+    def adds(self, num_rows: int) -> bool:
+        return self._attention.adds(num_rows) and self._mlp.adds(num_rows)
 
     def add_to_(
         self,
@@ -138,7 +145,9 @@ class LlamaLayer:
         kv_cache: LayerCache,
         attn_metadata: AttentionMetadata,
     ) -> None:
-        """The same on few rows, by products that norm before and add behind themselves."""
+        """The same by products that add behind themselves, and norm before or have the norms
+        folded in.
+        """
         self._attention.add_to_(residual, self.first_norm, positions, kv_cache, attn_metadata)
         self._mlp.add_to_(residual, self._mlp_norm)
 
@@ -155,7 +164,7 @@ def build(config: ModelConfig, parameters: Parameters, max_model_len: int) -> Re
         derived=re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
         embedding=embedding,
         layers=layers,
-        few_rows=layers,
+        adding=layers,
         norm=RMSNorm(parameters, "model.norm", config.hidden_size, config.norm_eps),
         head=OutputHead(parameters, embedding, config),
     )

@@ -103,6 +103,14 @@ def count_weights(config: ModelConfig) -> int:
     )
 
 
+def folds_norms(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether norms are folded into the products behind them. These are of sums that are not normed
+    then: their numbers may be beyond fp16. On a CPU nothing is won. The meta device stands for a
+    GPU.
+    """
+    return dtype == torch.bfloat16 and device.type != "cpu"
+
+
 def _build(
     config: Mapping[str, object] | ModelConfig,
     dtype: torch.dtype,
@@ -117,7 +125,13 @@ def _build(
         shape = family.read_config(config)
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype}; supported are {', '.join(map(str, DTYPES))}")
-    parameters = Parameters(dtype=dtype, device=device, rank=0, num_ranks=1)
+    parameters = Parameters(
+        dtype=dtype,
+        device=device,
+        rank=0,
+        num_ranks=1,
+        folds_norms=folds_norms(dtype, device),
+    )
     return family.build(shape, parameters, _max_model_len(shape, max_model_len)), parameters
 
 

@@ -186,13 +186,22 @@ class Parameter:
 
 
 class Parameters:
-    """All parameters of a model on one rank, by the checkpoint names of their pieces."""
+    """All parameters of a model on one rank, by the checkpoint names of their pieces. folds_norms:
+    whether models that can do so multiply the weights of norms into the products behind them.
+    """
 
     def __init__(
-        self, *, dtype: torch.dtype, device: torch.device, rank: int, num_ranks: int
+        self,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        rank: int,
+        num_ranks: int,
+        folds_norms: bool = False,
     ) -> None:
         self.dtype = dtype
         self.device = device
+        self.folds_norms = folds_norms
         self._rank = rank
         self._num_ranks = num_ranks
         self._by_name: dict[str, Parameter] = {}

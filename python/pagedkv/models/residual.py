@@ -32,10 +32,10 @@ class ResidualLayer(Protocol):
         ...
 
 
-class FewRowsLayer(Protocol):
-    """A layer that, for few rows, norms and adds inside its products: fewer kernels."""
+class AddingLayer(Protocol):
+    """A layer that norms and adds inside its products, for some numbers of rows: fewer kernels."""
 
-    def streams(self, num_rows: int) -> bool:
+    def adds(self, num_rows: int) -> bool:
         """Whether it does for so many."""
         ...
 
@@ -52,8 +52,8 @@ class FewRowsLayer(Protocol):
 
 class ResidualDecoder:
     """The whole model: hidden states of a step, and logits of chosen ones. derived and base_prefix:
-    as CausalLM has them. scale: of the embeddings. few_rows: the layers again, if they have a form
-    for few rows.
+    as CausalLM has them. scale: of the embeddings. adding: the layers again, if they have a form
+    that adds by itself.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ResidualDecoder:
         embedding: Embedding,
         scale: float = 1.0,
         layers: Sequence[ResidualLayer],
-        few_rows: Sequence[FewRowsLayer] = (),
+        adding: Sequence[AddingLayer] = (),
         norm: RMSNorm,
         head: OutputHead,
     ) -> None:
@@ -78,7 +78,7 @@ class ResidualDecoder:
         self._layers = layers
         # What norms the sum after each layer: the next layer's first norm, at last the model's.
         self._next_norms = [*(layer.first_norm for layer in layers[1:]), norm]
-        self._few_rows = few_rows
+        self._adding = adding
         self._norm = norm
         self._head = head
 
@@ -103,9 +103,9 @@ class ResidualDecoder:
         if self._scale != 1:
             residual = residual * self._scale
         # The layers are alike: what holds for one does for all.
-        if self._few_rows and self._few_rows[0].streams(len(residual)):
-            for few, kv_cache in zip(self._few_rows, kv_caches, strict=True):
-                few.add_to_(residual, positions, kv_cache, attn_metadata)
+        if self._adding and self._adding[0].adds(len(residual)):
+            for one, kv_cache in zip(self._adding, kv_caches, strict=True):
+                one.add_to_(residual, positions, kv_cache, attn_metadata)
             return self._norm(residual)
         x = self._layers[0].first_norm(residual)
         for layer, next_norm, kv_cache in zip(
