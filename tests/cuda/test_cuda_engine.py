@@ -13,8 +13,10 @@ import torch
 from small_llama import CONFIG, answers, engine_on
 
 from pagedkv.block_manager import PrefixGrouper
+from pagedkv.engine import Engine
 from pagedkv.engine.device import resolve_device
 from pagedkv.models import random_model
+from pagedkv.records import Preempted, ScheduledStep
 from pagedkv.sampling_params import SamplingParams
 from pagedkv.scheduler import Rates
 
@@ -48,15 +50,32 @@ def on_cpu() -> list[list[list[int]]]:
     return answers(engine_on("cpu", **POOL), made_prompts(), GREEDY)
 
 
+def preempted_ahead(engine: Engine) -> list[Preempted]:
+    """Those that give up their blocks in steps that are planned ahead, as it runs."""
+    found: list[Preempted] = []
+    plan = engine._scheduler.schedule_ahead
+
+    def planned() -> ScheduledStep | None:
+        step = plan()
+        if step is not None:
+            found.extend(step.preempted)
+        return step
+
+    engine._scheduler.schedule_ahead = planned  # type: ignore[method-assign]
+    return found
+
+
 @pytest.mark.parametrize("name", PRESSURES)
 def test_greedy_answers_are_those_of_the_cpu(device, on_cpu, name: str) -> None:
     engine = engine_on(device, **PRESSURES[name])
+    gone = preempted_ahead(engine)
     assert answers(engine, made_prompts(), GREEDY) == on_cpu
     again = answers(engine, made_prompts(), GREEDY)  # from the prefix cache
     assert again == on_cpu
     assert len({tuple(one[0]) for one in on_cpu}) == len(on_cpu)
     was_swapped = engine._runner.meter.rates.link_bytes_per_s != Rates().link_bytes_per_s
     assert was_swapped == (name == "swapped")
+    assert bool(gone) == (name in ("swapped", "computed again"))
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
