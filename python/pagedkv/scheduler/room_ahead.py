@@ -50,9 +50,11 @@ class RoomAhead:
         Args:
             ending: slots of sequences that end with the launched step, and then give theirs back.
         """
+        preempted: list[Preempted] = []
+        if self._has_plenty(rows, query_lens):
+            return rows, query_lens, preempted
         table, manager = self._running.slots, self._manager
         leaving = ending  # and those that sit out: their blocks will come back
-        preempted: list[Preempted] = []
         while rows.size > 1:
             needed = self._preemption.needed_blocks(rows, self._soon(rows, query_lens))
             available = manager.num_allocatable_blocks
@@ -76,6 +78,15 @@ class RoomAhead:
             keep = rows != victim
             rows, query_lens = rows[keep], query_lens[keep]
         return rows, query_lens, preempted
+
+    def _has_plenty(self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]) -> bool:
+        """Whether the room suffices by far: two blocks for each row, that it has begun and that it
+        copies, beside its tokens. Asking the manager about each row costs more.
+        """
+        num_tokens = _NUM_STEPS * int(query_lens.sum())
+        most = num_tokens // self._manager.block_size + 2 * rows.size
+        is_reserved = self._running.slots.worst_blocks[self._running.order] > 0
+        return most <= self._manager.num_allocatable_blocks and not is_reserved.any()
 
     def _soon(self, rows: NDArray[np.int64], query_lens: NDArray[np.int64]) -> NDArray[np.int64]:
         """Tokens that each row computes within the steps that are looked at, at most. The last one
