@@ -11,5 +11,6 @@ void bind_values(pybind11::module_& module);         // errors, enums, Statistic
 void bind_block_manager(pybind11::module_& module);  // BlockManager
 void bind_step_tables(pybind11::module_& module);    // StepTables
 void bind_prefix_groups(pybind11::module_& module);  // PrefixGrouper
+void bind_token_ids(pybind11::module_& module);      // token_ids
 
 }  // namespace pagedkv::bindings

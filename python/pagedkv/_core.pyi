@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core_step import PrefixGrouper as PrefixGrouper
 from pagedkv._core_step import StepTables as StepTables
+from pagedkv._core_step import token_ids as token_ids
 
 FREED_BLOCK: int
 """-2**31: entry of a block table whose block free_behind gave back."""

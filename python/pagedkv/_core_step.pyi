@@ -94,3 +94,6 @@ class PrefixGrouper:
         slots: ArrayLike | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """(order, groups) where the sequences may change places."""
+
+def token_ids(values: list[int], vocab_size: int) -> NDArray[np.int32] | None:
+    """[len(values)], or None if one of them is no int from 0 to vocab_size - 1."""

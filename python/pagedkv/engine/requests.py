@@ -4,15 +4,15 @@ nothing, so that a bad prompt in a list is refused before any of the list runs.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import secrets
-from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv._core import token_ids as ids_of_list
 from pagedkv.request import Request
 from pagedkv.sampling import philox4x32
 from pagedkv.sampling_params import SamplingParams
@@ -145,9 +145,12 @@ class RequestBuilder:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise ValueError(f"request {request_id!r}: a prompt as text needs a tokenizer")
-            ids = np.asarray(self._tokenizer.encode(prompt))
-        else:
-            ids = _flat(prompt)
+            prompt = self._tokenizer.encode(prompt)
+        if isinstance(prompt, list):
+            made = ids_of_list(prompt, self._vocab_size)
+            if made is not None and made.size > 0:
+                return made
+        ids: NDArray[Any] = _flat(prompt)  # and what is wrong with it
         if ids.size == 0:
             raise ValueError(
                 f"request {request_id!r}: the prompt is empty; give at least one token"
@@ -196,10 +199,6 @@ class RequestBuilder:
 
 
 def _flat(prompt: object) -> NDArray[np.generic]:
-    if isinstance(prompt, list) and prompt and type(prompt[0]) is int:
-        # Two thirds of the time that NumPy takes to find out what is in a list.
-        with contextlib.suppress(TypeError, OverflowError):
-            return np.frombuffer(array("q", prompt), dtype=np.int64)
     try:
         return np.asarray(prompt)
     except ValueError:  # lists of several lengths in a list
