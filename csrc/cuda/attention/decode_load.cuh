@@ -12,6 +12,7 @@
 #include "cuda/attention/decode_plan.cuh"
 #include "cuda/attention/decode_traits.cuh"
 #include "cuda/device/mma.cuh"
+#include "cuda/device/read_once.cuh"
 #include "cuda/device/wgmma.cuh"
 
 namespace pagedkv::cuda {
@@ -188,9 +189,9 @@ class UnitLoader {
           const uint32_t place =
               to + row * Traits::kColumnBytes + column * (Traits::kUnitKeys * Traits::kColumnBytes);
           const int element = column * Traits::kColumnElements;
-          copy_box(place, &setup.key, element, offset_, 0, kv_head_, block, barrier);
-          copy_box(place + Traits::kTensorBytes, &setup.value, element, offset_, 0, kv_head_, block,
-                   barrier);
+          copy_box_once(place, &setup.key, element, offset_, 0, kv_head_, block, barrier);
+          copy_box_once(place + Traits::kTensorBytes, &setup.value, element, offset_, 0, kv_head_,
+                        block, barrier);
         }
       }
       skip_rows(box_rows);

@@ -4,6 +4,7 @@
 
 #include "cuda/attention/decode_load.cuh"
 #include "cuda/attention/decode_small_plan.cuh"
+#include "cuda/device/read_once.cuh"
 
 namespace pagedkv::cuda {
 
@@ -45,9 +46,9 @@ class SmallLoader {
       const uint32_t place =
           stage + row * Traits::kColumnBytes + column * (Traits::kUnitKeys * Traits::kColumnBytes);
       const int element = column * Traits::kColumnElements;
-      copy_box(place, &setup_.key, element, offset_, 0, kv_head_, block_, barrier);
-      copy_box(place + Traits::kTensorBytes, &setup_.value, element, offset_, 0, kv_head_, block_,
-               barrier);
+      copy_box_once(place, &setup_.key, element, offset_, 0, kv_head_, block_, barrier);
+      copy_box_once(place + Traits::kTensorBytes, &setup_.value, element, offset_, 0, kv_head_,
+                    block_, barrier);
     }
   }
 

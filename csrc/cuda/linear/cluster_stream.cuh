@@ -8,6 +8,7 @@
 // step of the pass's groups, [group, slab of the step, 8 rows or 16], and of the input's rows.
 #pragma once
 
+#include "cuda/device/read_once.cuh"
 #include "cuda/linear/cluster_barrier.cuh"
 #include "cuda/linear/weight_stream.cuh"
 #include "pagedkv/kernels/linear_params.h"
@@ -135,9 +136,9 @@ class ClusterFeed {
   __device__ void copy_weights(Place& place) const {
     const uint32_t full = ring_.full + place.ring.stage * 8;
     arrive_expecting(full, ClusterRing<kRows>::stage_bytes(setup_.pass_rows()));
-    copy_box(ring_.weights(place.ring.stage), &setup_.weight, 0, 0,
-             (part_.first_step + place.step) * Traits::kStepSlabs, 0,
-             part_.first_group + place.pass * setup_.pass_groups, full);
+    copy_box_once(ring_.weights(place.ring.stage), &setup_.weight, 0, 0,
+                  (part_.first_step + place.step) * Traits::kStepSlabs, 0,
+                  part_.first_group + place.pass * setup_.pass_groups, full);
     advance(place);
   }
 

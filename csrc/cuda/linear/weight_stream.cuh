@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/device/mma.cuh"
+#include "cuda/device/read_once.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "pagedkv/kernels/linear_params.h"
 
@@ -107,12 +108,8 @@ class StreamBox {
 
   __device__ bool exists(int pass) const { return tile_ < passes_.num_tiles(pass); }
   __device__ void copy(int pass, int step, uint32_t stage, uint32_t barrier) const {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%2,%3,%4}], [%5];\n" ::"r"(stage + tile_ * StreamTraits::kTileBytes),
-        "l"(&setup_.weight), "r"(0), "r"(passes_.first_row(pass, tile_)),
-        "r"(step * StreamTraits::kWarps), "r"(barrier)
-        : "memory");
+    copy_box_once(stage + tile_ * StreamTraits::kTileBytes, &setup_.weight, 0,
+                  passes_.first_row(pass, tile_), step * StreamTraits::kWarps, barrier);
   }
 
  private:
