@@ -188,6 +188,8 @@ SANITIZE: dict[str, Run] = {
     "products_clusters": lambda m, d: products(m, d, 9, 1024, 2144),
     "products_wide_clusters": lambda m, d: products(m, d, 40, 448, 1168),
     "products_passes": lambda m, d: products(m, d, 32, 128, 70_016),
+    "products_many_rows": lambda m, d: products(m, d, 90, 704, 2144),
+    "products_many_wide_rows": lambda m, d: products(m, d, 120, 192, 28_672),
     "products_elements": lambda m, d: products(m, d, 3, 99, 34),
 }
 

@@ -38,8 +38,22 @@ CLUSTERED = [
     (33, 192, 28672),  # a block alone
     (31, 128, 70016),  # several passes
     (64, 128, 70016),
+    (65, 704, 6144),  # clusters of two, whose parts are not equally long
+    (96, 64, 16),
+    (97, 1024, 80),
+    (128, 192, 28672),  # a block alone
+    (80, 128, 70016),  # several passes
+    (128, 128, 70016),
 ]
-OTHERS = [(65, 64, 32), (9, 64, 34), (2, 1000, 64), (3, 99, 34), (1, 1, 2), (4, 7, 130)]
+OTHERS = [
+    (129, 64, 32),
+    (9, 64, 34),
+    (70, 64, 34),
+    (2, 1000, 64),
+    (3, 99, 34),
+    (1, 1, 2),
+    (4, 7, 130),
+]
 
 
 def made(
@@ -124,11 +138,11 @@ def test_a_row_has_the_same_bits_alone_and_again(size, epilogue, normed, device)
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("size", CLUSTERED, ids=str)
-def test_a_row_has_the_same_bits_beside_4_to_63_others(size, epilogue, device) -> None:
-    out, x, weight = made((64, *size[1:]), torch.bfloat16, epilogue, device)
+def test_a_row_has_the_same_bits_beside_4_to_127_others(size, epilogue, device) -> None:
+    out, x, weight = made((128, *size[1:]), torch.bfloat16, epilogue, device)
     old = out.clone()
     ops.streamed_linear(out, x, weight, epilogue=epilogue)
-    for first, end in ((0, 64), (0, 5), (7, 16), (3, 19), (20, 52), (31, 64)):
+    for first, end in ((0, 128), (0, 5), (7, 16), (3, 19), (20, 52), (31, 95), (50, 128), (9, 80)):
         part = old[first:end].clone()
         ops.streamed_linear(part, x[first:end], weight, epilogue=epilogue)
         assert_same(part, out[first:end], f"rows {first} to {end}")
@@ -142,7 +156,7 @@ def test_results_that_are_not_aligned_to_vectors(device) -> None:
     assert_same(odd, out)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 8, 9, 64])
+@pytest.mark.parametrize("num_tokens", [1, 8, 9, 64, 96, 128])
 def test_kernels_that_start_early_see_what_was_written_before(num_tokens, device) -> None:
     # A chain in which each product reads what the two before it wrote, many times: once with the
     # kernels overlapping, once alone.

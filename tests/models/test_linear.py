@@ -93,7 +93,7 @@ def test_few_rows_are_streamed_where_there_is_a_kernel(monkeypatch) -> None:
     ("dtype", "device", "shape", "capability", "rows"),
     [
         (torch.bfloat16, "cuda", (6144, 1024), (9, 0), 32),
-        (torch.float16, "cuda", (16, 4096), (9, 0), 64),
+        (torch.float16, "cuda", (16, 4096), (9, 0), 128),
         (torch.float16, "cuda", (128256, 4032), (9, 0), 32),
         (torch.bfloat16, "cuda", (6152, 4096), (9, 0), 8),  # halves that no group of rows divides
         (torch.float32, "cuda", (6144, 1024), (9, 0), 0),

@@ -20,6 +20,14 @@ __device__ inline void sync_cluster() {
           : "memory");
 }
 
+// The same, without waiting for what they wrote: they have read what they wanted to.
+__device__ inline void meet_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed;\n"
+      "barrier.cluster.wait;\n" ::
+          : "memory");
+}
+
 // The address, for load_cluster_16, of what lies at `address` in this block's shared memory in that
 // of another block.
 __device__ inline uint32_t cluster_address(uint32_t address, int rank) {

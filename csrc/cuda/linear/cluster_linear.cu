@@ -1,5 +1,5 @@
 // The launch of streamed_linear in clusters: how many blocks share a row. Instantiations: 2 types x
-// 3 numbers of rows.
+// 5 numbers of rows.
 #include "cuda/attention/tensor_map.h"
 #include "cuda/device/overlapped_launch.cuh"
 #include "cuda/linear/cluster_linear.h"
@@ -12,7 +12,7 @@ using Traits = ClusterTraits;
 
 // One block a multiprocessor, as for few rows; a norm's block finds room beside it.
 constexpr int64_t kSharedBytes = 224 * 1024;
-constexpr int kMaxTokens = 64;
+constexpr int kMaxTokens = 128;
 constexpr int64_t kStages = 3;  // of the ring, at least
 
 template <int kRank>
@@ -38,7 +38,8 @@ int group_rows(const StreamedLinearParams& params) {
   return params.epilogue == LinearEpilogue::kSiluAndMul ? 16 : 8;
 }
 
-CUtensorMap weight_map(const StreamedLinearParams& params, const ClusterSetup& setup) {
+CUtensorMap weight_map(const StreamedLinearParams& params, const ClusterSetup& setup,
+                       int step_slabs) {
   const cuuint64_t row_bytes = static_cast<cuuint64_t>(params.weight_stride_row) * 2;
   const auto half_rows = static_cast<cuuint64_t>(params.out_features / 2);
   const cuuint64_t halves = setup.gated() ? 2 : 1;
@@ -47,17 +48,19 @@ CUtensorMap weight_map(const StreamedLinearParams& params, const ClusterSetup& s
                               static_cast<cuuint64_t>(setup.groups)};
   const cuuint64_t strides[] = {row_bytes, Traits::kSlabRowBytes, row_bytes * half_rows,
                                 row_bytes * 8};
-  const cuuint32_t box[] = {Traits::kSlab, 8, Traits::kStepSlabs, static_cast<cuuint32_t>(halves),
+  const cuuint32_t box[] = {Traits::kSlab, 8, static_cast<cuuint32_t>(step_slabs),
+                            static_cast<cuuint32_t>(halves),
                             static_cast<cuuint32_t>(setup.pass_groups)};
   return bits_map("weights", params.weight, sizes, strides, box);
 }
 
-CUtensorMap input_map(const StreamedLinearParams& params, int rows) {
+CUtensorMap input_map(const StreamedLinearParams& params, int rows, int step_slabs) {
   const cuuint64_t sizes[] = {Traits::kSlab, static_cast<cuuint64_t>(params.num_tokens),
                               static_cast<cuuint64_t>(params.in_features / Traits::kSlab)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(params.input_stride_token) * 2,
                                 Traits::kSlabRowBytes};
-  const cuuint32_t box[] = {Traits::kSlab, static_cast<cuuint32_t>(rows), Traits::kStepSlabs};
+  const cuuint32_t box[] = {Traits::kSlab, static_cast<cuuint32_t>(rows),
+                            static_cast<cuuint32_t>(step_slabs)};
   return bits_map("input", params.input, sizes, strides, box);
 }
 
@@ -69,31 +72,31 @@ struct ClusterPlan {
 };
 
 // What the products of the last tile may read behind the ring: 7 groups, but for the input.
-constexpr int64_t bytes_behind(int64_t tokens) {
-  return std::max<int64_t>(0, 7 * 8 - tokens) * Traits::kRowBytes;
-}
+template <int kRows>
+constexpr int64_t kBytesBehind = std::max(0, 7 * 8 - kRows) * ClusterStep<kRows>::kRowBytes;
 
-int64_t stages_of(int64_t rows, int64_t tokens) {
-  const int64_t stages =
-      (kSharedBytes - bytes_behind(tokens)) / ((rows + tokens) * Traits::kRowBytes);
-  return std::min<int64_t>(stages, Traits::kMaxStages);
+template <int kRows>
+int64_t stages_of(int64_t pass_rows) {
+  const int64_t stage_bytes = (pass_rows + kRows) * ClusterStep<kRows>::kRowBytes;
+  return std::min<int64_t>((kSharedBytes - kBytesBehind<kRows>) / stage_bytes, Traits::kMaxStages);
 }
 
 // Two blocks a cluster, each with half of the rows' length and so half of the input, unless a
 // pass's rows would leave too few stages. More are slower: clusters of four and eight leave
 // multiprocessors idle. The choice must not depend on the number of tokens, as the sums' order
-// does on it.
-ClusterPlan plan_clusters(int64_t groups, int64_t group_rows, int64_t tokens) {
+// does on it: 64 leave the fewest stages.
+template <int kRows>
+ClusterPlan plan_clusters(int64_t groups, int64_t group_rows) {
   const int64_t multiprocessors = num_multiprocessors();
   const int64_t in_pairs = ceil_div(groups, std::max<int64_t>(1, multiprocessors / 2));
-  if (multiprocessors > 1 && stages_of(in_pairs * group_rows, kMaxTokens) >= kStages) {
+  if (multiprocessors > 1 && stages_of<64>(in_pairs * group_rows) >= kStages) {
     return {.blocks = 2, .pass_groups = static_cast<int>(in_pairs), .passes = 1};
   }
   const int64_t of_block = ceil_div(groups, multiprocessors);
   for (int64_t passes = 1;; ++passes) {
     const int64_t pass_groups = ceil_div(of_block, passes);
     const int64_t rows = pass_groups * group_rows;
-    if (rows <= Traits::kMaxRows && stages_of(rows, tokens) >= kStages) {
+    if (rows <= Traits::kMaxRows && stages_of<kRows>(rows) >= kStages) {
       return {.blocks = 1,
               .pass_groups = static_cast<int>(pass_groups),
               .passes = static_cast<int>(passes)};
@@ -107,17 +110,17 @@ void launch_rows(const StreamedLinearParams& params, cudaStream_t stream) {
   ClusterSetup setup{};
   setup.group_rows = group_rows(params);
   setup.groups = static_cast<int>(params.out_features / setup.group_rows);
-  const ClusterPlan plan = plan_clusters(setup.groups, setup.group_rows, kRows);
+  const ClusterPlan plan = plan_clusters<kRows>(setup.groups, setup.group_rows);
   setup.pass_groups = plan.pass_groups;
   setup.passes = plan.passes;
   setup.blocks = plan.blocks;
-  setup.weight = weight_map(params, setup);
-  setup.input = input_map(params, kRows);
-  setup.steps = static_cast<int>(ceil_div(params.in_features, Traits::kSlab * Traits::kStepSlabs));
+  setup.weight = weight_map(params, setup, ClusterStep<kRows>::kSlabs);
+  setup.input = input_map(params, kRows, ClusterStep<kRows>::kSlabs);
+  setup.slabs = static_cast<int>(params.in_features / Traits::kSlab);
   setup.wide = aligned_to(8, {params.out}, {params.out_stride_token * 2});
   const int64_t rows = setup.pass_rows();
   setup.stages = static_cast<int>(
-      std::min<int64_t>(stages_of(rows, kRows), int64_t{setup.steps} * plan.passes));
+      std::min<int64_t>(stages_of<kRows>(rows), int64_t{setup.slabs} * plan.passes));
   const int64_t ring = int64_t{setup.stages} * ClusterRing<kRows>::stage_bytes(setup.pass_rows());
   const int64_t sums = int64_t{kRows} * cluster_sums_pitch(setup.pass_rows()) * 4;
   // The limit is the kernel's, not the launch's: what one thread needs, another must not lower.
@@ -133,7 +136,7 @@ void launch_rows(const StreamedLinearParams& params, cudaStream_t stream) {
   config.gridDim =
       grid_size(ceil_div(setup.groups, int64_t{plan.pass_groups} * plan.passes) * plan.blocks);
   config.blockDim = Traits::kAllThreads;
-  config.dynamicSmemBytes = static_cast<size_t>(std::max(ring + bytes_behind(kRows), sums));
+  config.dynamicSmemBytes = static_cast<size_t>(std::max(ring + kBytesBehind<kRows>, sums));
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = kernels_wait_inside(current_device()) ? 2 : 1;
@@ -168,6 +171,8 @@ void launch_cluster_linear(const StreamedLinearParams& params, cudaStream_t stre
     if constexpr (sizeof(T) == 2) {
       if (params.num_tokens <= 16) return launch_rows<T, 16>(params, stream);
       if (params.num_tokens <= 32) return launch_rows<T, 32>(params, stream);
+      if (params.num_tokens <= 64) return launch_rows<T, 64>(params, stream);
+      if (params.num_tokens <= 96) return launch_rows<T, 96>(params, stream);
       launch_rows<T, kMaxTokens>(params, stream);
     }
   });

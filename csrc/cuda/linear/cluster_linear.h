@@ -1,4 +1,4 @@
-// The product of 5 to 64 rows, whose blocks work in clusters.
+// The product of 5 to 128 rows, whose blocks work in clusters.
 #pragma once
 
 #include <cuda_runtime.h>

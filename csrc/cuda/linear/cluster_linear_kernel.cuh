@@ -1,4 +1,4 @@
-// streamed_linear of 5 to 64 rows: a matrix product whose time is that of reading the weights.
+// streamed_linear of 5 to 128 rows: a matrix product whose time is that of reading the weights.
 //
 // Grid: clusters, a block a multiprocessor, each cluster with about equally many columns of y, each
 // of its blocks with a part of the rows' length: a block then reads many rows of weights for every
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(ClusterTraits::kRegisterThreads)
   // Who starts early reads nothing but weights before its own wait.
   allow_next_kernel();
   const int rank = setup.blocks > 1 ? cluster_rank() : 0;
-  const ClusterPart part(setup, rank);
+  const ClusterPart part(setup, rank, ClusterStep<kRows>::kSlabs);
   if (threadIdx.x >= Traits::kThreads) {
     if (threadIdx.x == Traits::kThreads) ClusterFeed<kRows>(setup, part, ring).run();
     return;
@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(ClusterTraits::kRegisterThreads)
   const int pitch = cluster_sums_pitch(setup.pass_rows());
   multiplier.store(sums, reinterpret_cast<float*>(memory), pitch);
   sync_cluster();
-  SharedResult<T>(params, setup, shared_address(memory), pitch, rank).store(part.first_group);
-  sync_cluster();  // the others may still be reading
+  SharedResult<T>(params, setup, part.first_group, shared_address(memory), pitch).store();
+  meet_cluster();  // the other may still be reading
 #else
   __trap();  // launch_cluster_linear does not come here
 #endif

@@ -7,33 +7,46 @@
 namespace pagedkv::cuda {
 
 // c += A B^T, A 64 x 16 and B 8 kColumns x 16 in shared memory, rows of the product's k; for 64
-// columns wgmma.cuh has it.
+// and 128 columns wgmma.cuh has it.
+#define PAGEDKV_LIST_2 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define PAGEDKV_LIST_4 PAGEDKV_LIST_2 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define PAGEDKV_LIST_12                                                                      \
+  PAGEDKV_LIST_4                                                                             \
+  ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37" \
+  ",%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define PAGEDKV_SUM(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
-#define PAGEDKV_ADD_PRODUCT(element, type)                                                      \
-  template <class T>                                                                            \
-    requires(std::is_same_v<T, element>)                                                        \
-  __device__ inline void add_product(float (&c)[2][4], uint64_t a, uint64_t b) {                \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type                    \
-                 " {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, 1, 1, 1, 0, 0;\n"                         \
-                 : PAGEDKV_SUM(c[0]), PAGEDKV_SUM(c[1])                                         \
-                 : "l"(a), "l"(b));                                                             \
-  }                                                                                             \
-  template <class T>                                                                            \
-    requires(std::is_same_v<T, element>)                                                        \
-  __device__ inline void add_product(float (&c)[4][4], uint64_t a, uint64_t b) {                \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                    \
-                 " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, 1, 1, 1," \
-                 " 0, 0;\n"                                                                     \
-                 : PAGEDKV_SUM(c[0]), PAGEDKV_SUM(c[1]), PAGEDKV_SUM(c[2]), PAGEDKV_SUM(c[3])   \
-                 : "l"(a), "l"(b));                                                             \
+#define PAGEDKV_SUMS_2(c, i) PAGEDKV_SUM(c[i]), PAGEDKV_SUM(c[i + 1])
+#define PAGEDKV_SUMS_4(c, i) PAGEDKV_SUMS_2(c, i), PAGEDKV_SUMS_2(c, i + 2)
+#define PAGEDKV_SUMS_12(c, i) \
+  PAGEDKV_SUMS_4(c, i), PAGEDKV_SUMS_4(c, i + 4), PAGEDKV_SUMS_4(c, i + 8)
+#define PAGEDKV_ADD_PRODUCT(element, type, tiles, columns, a_at, b_at)                \
+  template <class T>                                                                  \
+    requires(std::is_same_v<T, element>)                                              \
+  __device__ inline void add_product(float (&c)[tiles][4], uint64_t a, uint64_t b) {  \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type \
+                 " {" PAGEDKV_LIST_##tiles "}, " a_at ", " b_at ", 1, 1, 1, 0, 0;\n"  \
+                 : PAGEDKV_SUMS_##tiles(c, 0)                                         \
+                 : "l"(a), "l"(b));                                                   \
   }
-PAGEDKV_ADD_PRODUCT(__nv_bfloat16, "bf16")
-PAGEDKV_ADD_PRODUCT(__half, "f16")
+#define PAGEDKV_ADD_PRODUCTS(tiles, columns, a_at, b_at)                 \
+  PAGEDKV_ADD_PRODUCT(__nv_bfloat16, "bf16", tiles, columns, a_at, b_at) \
+  PAGEDKV_ADD_PRODUCT(__half, "f16", tiles, columns, a_at, b_at)
+PAGEDKV_ADD_PRODUCTS(2, "16", "%8", "%9")
+PAGEDKV_ADD_PRODUCTS(4, "32", "%16", "%17")
+PAGEDKV_ADD_PRODUCTS(12, "96", "%48", "%49")
+#undef PAGEDKV_ADD_PRODUCTS
 #undef PAGEDKV_ADD_PRODUCT
+#undef PAGEDKV_SUMS_12
+#undef PAGEDKV_SUMS_4
+#undef PAGEDKV_SUMS_2
 #undef PAGEDKV_SUM
+#undef PAGEDKV_LIST_12
+#undef PAGEDKV_LIST_4
+#undef PAGEDKV_LIST_2
 
-template <class T>
-__device__ inline void add_product(float (&c)[8][4], uint64_t a, uint64_t b) {
+template <class T, int kColumns>
+  requires(kColumns == 8 || kColumns == 16)
+__device__ inline void add_product(float (&c)[kColumns][4], uint64_t a, uint64_t b) {
   multiply_rows<T>(c, a, b, true);
 }
 
@@ -63,7 +76,7 @@ class ClusterMultiplier {
   __device__ ClusterMultiplier(const ClusterSetup& setup, const ClusterPart& part,
                                const ClusterRing<kRows>& ring)
       : setup_(setup),
-        steps_(part.steps()),
+        steps_(part.steps),
         ring_(ring),
         warpgroup_(static_cast<int>(threadIdx.x) / 128),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
@@ -103,8 +116,10 @@ class ClusterMultiplier {
  private:
   template <int kTiles>
   __device__ void multiply_steps(ClusterSums<kRows>& sums) {
-    constexpr int kGroupBytes = 8 * Traits::kRowBytes;
-    constexpr int kTileBytes = Traits::kTileRows * Traits::kRowBytes;
+    using Step = ClusterStep<kRows>;
+    constexpr int kGroupBytes = 8 * Step::kRowBytes;
+    constexpr int kTileBytes = Traits::kTileRows * Step::kRowBytes;
+    RingPlace read = place_;
 #pragma unroll 1
     for (int step = 0; step < steps_; ++step) {
       wait_barrier(ring_.full + place_.stage * 8, place_.parity);
@@ -114,7 +129,7 @@ class ClusterMultiplier {
         const uint64_t input =
             group_descriptor(ring_.input(place_.stage), 8 * Traits::kSlabRowBytes);
         begin_products();
-        write_out<Traits::kStepSlabs * 4>([&](int k) {
+        write_out<Step::kSlabs * 4>([&](int k) {
           const int slab = k / 4, inside = k % 4 * 32;
           write_out<kTiles>([&](int i) {
             add_product<T>(sums.at[i],
@@ -125,12 +140,26 @@ class ClusterMultiplier {
           });
         });
         commit_products();
-        wait_products<0>();
-        write_out<kTiles>([&](int i) { pin(sums.at[i]); });
+        if (step > 0) {  // the step before this one is done; this one goes on beside the next
+          wait_products<1>();
+          give_back(read);
+        }
+      } else {
+        give_back(read);
       }
-      if (lane_ == 0) arrive(ring_.empty + place_.stage * 8);
       place_.advance(setup_.stages);
     }
+    if constexpr (kTiles > 0) {
+      wait_products<0>();
+      write_out<kTiles>([&](int i) { pin(sums.at[i]); });
+      if (steps_ > 0) give_back(read);
+    }
+  }
+
+  // This warp has read the stage.
+  __device__ void give_back(RingPlace& read) const {
+    if (lane_ == 0) arrive(ring_.empty + read.stage * 8);
+    read.advance(setup_.stages);
   }
 
   const ClusterSetup& setup_;

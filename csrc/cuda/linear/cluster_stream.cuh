@@ -26,10 +26,22 @@ struct ClusterTraits {
   static constexpr int kMaxRows = kWarpgroups * kTiles * kTileRows;  // of a pass
   static constexpr int kSlab = 64;
   static constexpr int kSlabRowBytes = kSlab * 2;
-  static constexpr int kStepSlabs = 2;                          // one is 3 % slower
-  static constexpr int kRowBytes = kStepSlabs * kSlabRowBytes;  // of a row in a stage
+  static constexpr int kPartSlabs = 2;  // a part is a multiple of so many, whatever a step is
   static constexpr int kMaxStages = 12;
 };
+
+// A step is two slabs, as one is 3 % slower, but where many rows of the input leave no room for
+// enough stages.
+template <int kRows>
+struct ClusterStep {
+  static constexpr int kSlabs = kRows > 64 ? 1 : 2;
+  static constexpr int kRowBytes = kSlabs * ClusterTraits::kSlabRowBytes;  // of a row in a stage
+};
+
+// A tensor map is far away when it is first used.
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
+}
 
 // What the host works out for a launch.
 struct ClusterSetup {
@@ -40,7 +52,7 @@ struct ClusterSetup {
   int pass_groups;
   int passes;  // of a cluster, at most; one, if it has several blocks
   int blocks;  // of a cluster
-  int steps;   // of a row, shared by the blocks
+  int slabs;   // of a row, shared by the blocks
   int stages;  // of the ring
   bool wide;   // four columns of out may be stored at once
 
@@ -52,16 +64,21 @@ struct ClusterSetup {
 struct ClusterPart {
   int first_group;  // of the cluster
   int passes;
-  int first_step;
-  int end_step;
+  int first_slab;
+  int steps;
 
-  __device__ ClusterPart(const ClusterSetup& setup, int rank)
+  __device__ ClusterPart(const ClusterSetup& setup, int rank, int step_slabs)
       : first_group(static_cast<int>(blockIdx.x) / setup.blocks * setup.pass_groups * setup.passes),
         passes(min(setup.passes,
                    (setup.groups - first_group + setup.pass_groups - 1) / setup.pass_groups)),
-        first_step(setup.steps * rank / setup.blocks),
-        end_step(setup.steps * (rank + 1) / setup.blocks) {}
-  __device__ int steps() const { return end_step - first_step; }
+        first_slab(part_begin(setup, rank)),
+        steps((part_begin(setup, rank + 1) - first_slab + step_slabs - 1) / step_slabs) {}
+
+ private:
+  __device__ static int part_begin(const ClusterSetup& setup, int rank) {
+    constexpr int kSlabs = ClusterTraits::kPartSlabs;
+    return min(setup.slabs, (setup.slabs + kSlabs - 1) / kSlabs * rank / setup.blocks * kSlabs);
+  }
 };
 
 // Shared addresses: stages, and their barriers (full: the copies are there; empty: the warps that
@@ -74,11 +91,11 @@ struct ClusterRing {
   int pass_rows;
 
   __host__ __device__ static int stage_bytes(int pass_rows) {
-    return (pass_rows + kRows) * ClusterTraits::kRowBytes;
+    return (pass_rows + kRows) * ClusterStep<kRows>::kRowBytes;
   }
   __device__ uint32_t weights(int stage) const { return stages + stage * stage_bytes(pass_rows); }
   __device__ uint32_t input(int stage) const {
-    return weights(stage) + pass_rows * ClusterTraits::kRowBytes;
+    return weights(stage) + pass_rows * ClusterStep<kRows>::kRowBytes;
   }
   __device__ void init(int num_stages) const {
 #pragma unroll 1
@@ -94,7 +111,7 @@ struct ClusterRing {
 template <int kRows>
 class ClusterFeed {
  public:
-  using Traits = ClusterTraits;
+  using Step = ClusterStep<kRows>;
 
   __device__ ClusterFeed(const ClusterSetup& setup, const ClusterPart& part,
                          const ClusterRing<kRows>& ring)
@@ -103,11 +120,12 @@ class ClusterFeed {
   // Weights are asked for before the wait for the kernel before this one, as many as there is room
   // for; then the input, which that kernel may have written.
   __device__ void run() const {
-    const int all = part_.passes * part_.steps();
+    const int all = part_.passes * part_.steps;
     const int early = min(setup_.stages, all);
     Place weights, input;
 #pragma unroll 1
     for (int i = 0; i < early; ++i) copy_weights(weights);
+    prefetch_map(&setup_.input);
     wait_previous_kernel();
 #pragma unroll 1
     for (int i = 0; i < early; ++i) copy_input(input);
@@ -128,7 +146,7 @@ class ClusterFeed {
 
   __device__ void advance(Place& place) const {
     place.ring.advance(setup_.stages);
-    if (++place.step < part_.steps()) return;
+    if (++place.step < part_.steps) return;
     place.step = 0;
     ++place.pass;
   }
@@ -137,7 +155,7 @@ class ClusterFeed {
     const uint32_t full = ring_.full + place.ring.stage * 8;
     arrive_expecting(full, ClusterRing<kRows>::stage_bytes(setup_.pass_rows()));
     copy_box_once(ring_.weights(place.ring.stage), &setup_.weight, 0, 0,
-                  (part_.first_step + place.step) * Traits::kStepSlabs, 0,
+                  part_.first_slab + place.step * Step::kSlabs, 0,
                   part_.first_group + place.pass * setup_.pass_groups, full);
     advance(place);
   }
@@ -146,8 +164,7 @@ class ClusterFeed {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
         " [%0], [%1, {%2,%3,%4}], [%5];\n" ::"r"(ring_.input(place.ring.stage)),
-        "l"(&setup_.input), "r"(0), "r"(0),
-        "r"((part_.first_step + place.step) * Traits::kStepSlabs),
+        "l"(&setup_.input), "r"(0), "r"(0), "r"(part_.first_slab + place.step * Step::kSlabs),
         "r"(ring_.full + place.ring.stage * 8)
         : "memory");
     advance(place);

@@ -18,7 +18,7 @@ constexpr int64_t kSharedBytes = 220 * 1024;
 constexpr int64_t kWholeInputBytes = 40 * 1024;  // a larger input comes in chunks ...
 constexpr int64_t kChunkBytes = 24 * 1024;       // ... of about so much
 constexpr int64_t kRowsOfOneBlock = 4;           // for more, clusters are as fast or faster
-constexpr int64_t kMaxSlicedRows = 64;           // more are not worth reading the weights so often
+constexpr int64_t kMaxSlicedRows = 128;          // more are not worth reading the weights so often
 constexpr int64_t kNormedElements = 72 * 1024;   // of input and norm: they are there whole
 
 CUtensorMap weight_map(const StreamedLinearParams& params) {

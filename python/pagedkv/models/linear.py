@@ -26,7 +26,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 # Measured with benchmarks/bench_streamed_linear.py, against torch's product.
 MAX_ROWS_OF_ANY_SHAPE = 8
 MAX_STREAMED_ROWS = 32  # from here on the L2 and the sums at each kernel's end count, ...
-MAX_STREAMED_LONG_ROWS, LONG = 64, 4096  # ... but for rows of so many in_features
+MAX_STREAMED_LONG_ROWS, LONG = 128, 4096  # ... but for rows of so many in_features
 
 
 class Norm(NamedTuple):
