@@ -68,7 +68,7 @@ def measure(num_seqs: int, *, lacking: str) -> dict[str, list[float]]:
         scheduled = time.perf_counter()
         assert step is not None
         assert step.slots.size == num_seqs
-        inputs.build(step, scheduler.slots.token_ids, params.rows(step.slots[step.sample_rows]))
+        inputs.advance(inputs.build(step, scheduler.slots.token_ids, params))
         built = time.perf_counter()
         token_ids = source.integers(0, 30_000, num_seqs)
         ready = time.perf_counter()

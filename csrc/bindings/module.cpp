@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
   pagedkv::bindings::bind_values(module);
   pagedkv::bindings::bind_block_manager(module);
   pagedkv::bindings::bind_step_tables(module);
+  pagedkv::bindings::bind_step_state(module);
   pagedkv::bindings::bind_prefix_groups(module);
   pagedkv::bindings::bind_token_ids(module);
 }

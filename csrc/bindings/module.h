@@ -10,6 +10,7 @@ namespace pagedkv::bindings {
 void bind_values(pybind11::module_& module);         // errors, enums, Statistics, Snapshot
 void bind_block_manager(pybind11::module_& module);  // BlockManager
 void bind_step_tables(pybind11::module_& module);    // StepTables
+void bind_step_state(pybind11::module_& module);     // StepState
 void bind_prefix_groups(pybind11::module_& module);  // PrefixGrouper
 void bind_token_ids(pybind11::module_& module);      // token_ids
 

@@ -24,7 +24,8 @@ class PyStepTables {
 
   std::int64_t write(py::handle seq_ids, py::handle query_lens, py::handle slots,
                      py::handle block_tables, py::handle slot_mapping, py::handle positions,
-                     py::handle seq_lens, py::handle query_start_loc, bool only_changed) {
+                     py::handle seq_lens, py::handle query_start_loc, bool only_changed,
+                     py::handle first_written) {
     const IntegerArray<SeqId> ids(seq_ids, "seq_ids");
     const IntegerArray<std::int64_t> lens(query_lens, "query_lens");
     const IntegerArray<std::int64_t> rows(slots, "slots");
@@ -52,6 +53,15 @@ class PyStepTables {
         .seq_lens = {lengths.mutable_data(), static_cast<std::size_t>(lengths.size())},
         .query_start_loc = {starts.mutable_data(), static_cast<std::size_t>(starts.size())},
     };
+    py::array_t<std::int32_t> firsts;
+    if (!first_written.is_none()) {
+      firsts = to_buffer<std::int32_t>(first_written, "first_written", 1);
+      if (firsts.size() < static_cast<py::ssize_t>(ids.span().size())) {
+        throw py::value_error("first_written has " + std::to_string(firsts.size()) +
+                              " entries, the step needs " + std::to_string(ids.span().size()));
+      }
+      buffers.first_written = {firsts.mutable_data(), static_cast<std::size_t>(firsts.size())};
+    }
     const std::int64_t num_tokens =
         tables_.write(ids.span(), lens.span(), rows.span(), buffers, only_changed);
     hold(tables);
@@ -96,7 +106,7 @@ void bind_step_tables(py::module_& module) {
       .def("write", &PyStepTables::write, py::arg("seq_ids"), py::arg("query_lens"),
            py::arg("slots"), py::kw_only(), py::arg("block_tables"), py::arg("slot_mapping"),
            py::arg("positions"), py::arg("seq_lens"), py::arg("query_start_loc"),
-           py::arg("only_changed") = false)
+           py::arg("only_changed") = false, py::arg("first_written") = py::none())
       .def("forget", &PyStepTables::forget, py::arg("block_tables"))
       .def_property_readonly("num_entries_written", &PyStepTables::num_entries_written);
 }

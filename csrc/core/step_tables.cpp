@@ -147,6 +147,10 @@ std::int64_t StepTables::plan(std::span<const SeqId> ids, std::span<const std::i
   check_capacity("seq_lens", buffers.seq_lens.size(), static_cast<std::int64_t>(ids.size()));
   check_capacity("query_start_loc", buffers.query_start_loc.size(),
                  static_cast<std::int64_t>(ids.size()) + 1);
+  if (!buffers.first_written.empty()) {
+    check_capacity("first_written", buffers.first_written.size(),
+                   static_cast<std::int64_t>(ids.size()));
+  }
   return num_tokens;
 }
 
@@ -175,6 +179,9 @@ std::int64_t StepTables::write(std::span<const SeqId> ids, std::span<const std::
       num_entries_written_ += static_cast<std::int64_t>(num_blocks - first);
     }
     written = {.table_stamp = sequence.table_stamp, .num_entries = num_blocks};
+    if (!buffers.first_written.empty()) {
+      buffers.first_written[i] = static_cast<std::int32_t>(std::min(first, num_blocks));
+    }
 
     buffers.seq_lens[i] = static_cast<std::int32_t>(sequence.num_tokens);
     next_start += rows_[i].query_len;

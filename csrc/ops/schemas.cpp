@@ -121,4 +121,19 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
   library.def(
       "score_tokens(Tensor(a!) logprobs, Tensor(b!) ranks, Tensor(c!) top_ids, Tensor(d!) "
       "top_logprobs, Tensor logits, Tensor token_ids) -> ()");
+
+  // From what a device keeps of the running sequences, by slot (N slots, M = max_num_blocks), to
+  // the inputs of a step of R rows, T tokens and n samples; int32 where nothing else is said. lens
+  // [N]; tokens int64 [3, T]: input ids, positions, slot_mapping; block_tables [R, up to M];
+  // seq_lens [R]; samples int64 [6, n]: rows of the logits, slots, top_k, seeds, positions, draws;
+  // filters fp64 [2, n]: top_p, min_p; inverse_temperatures fp32 [n]. counts [2]: rows that are no
+  // padding, leading tokens that are latest; slots [R]; query_start_loc, sample_start_loc [R + 1];
+  // tables [N, M]; draws [N]; params [N, 8]: inverse temperature fp32, top_k int32, top_p, min_p
+  // fp64, seed int64; latest int64 [N + 1]; token_ids [num_token_ids], -1: latest.
+  library.def(
+      "advance_step(Tensor(a!) lens, Tensor(b!) tokens, Tensor(c!) block_tables, Tensor(d!) "
+      "seq_lens, Tensor(e!) samples, Tensor(f!) filters, Tensor(g!) inverse_temperatures, Tensor "
+      "counts, Tensor slots, Tensor query_start_loc, Tensor sample_start_loc, Tensor tables, "
+      "Tensor "
+      "draws, Tensor params, Tensor latest, Tensor token_ids, *, int block_size) -> ()");
 }

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core_step import PrefixGrouper as PrefixGrouper
+from pagedkv._core_step import StepState as StepState
 from pagedkv._core_step import StepTables as StepTables
 from pagedkv._core_step import token_ids as token_ids
 

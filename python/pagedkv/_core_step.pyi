@@ -29,6 +29,7 @@ class StepTables:
         seq_lens: Any,
         query_start_loc: Any,
         only_changed: bool = False,
+        first_written: Any = None,
     ) -> int:
         """Write the tables of one step.
 
@@ -43,8 +44,10 @@ class StepTables:
             seq_lens: int32 [at least num_seqs].
             query_start_loc: int32 [at least num_seqs + 1].
             only_changed: block-table entries that this buffer holds already are not written again.
+            first_written: int32 [at least num_seqs]: of each sequence's table, the entry from which
+                on it was written by this call; as many as it has where none was. None: not wanted.
 
-        The five buffers are writable NumPy arrays or torch CPU tensors and are written in place.
+        The buffers are writable NumPy arrays or torch CPU tensors and are written in place.
 
         Returns the number of tokens.
 
@@ -94,6 +97,49 @@ class PrefixGrouper:
         slots: ArrayLike | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """(order, groups) where the sequences may change places."""
+
+class StepState:
+    """What a device knows of the running sequences, as an image of its memory, and the words of it
+    that a step changes. `include/pagedkv/core/step_state.h` has its sections and rules."""
+
+    def __init__(self, max_num_slots: int, max_num_blocks: int, block_size: int) -> None: ...
+    @property
+    def image(self) -> NDArray[np.int32]:
+        """All words, writable: block tables are written into the first section of it."""
+    def section(self, name: str) -> tuple[int, int]:
+        """Its first word and its number of words; ValueError for a name that is none."""
+    def update(
+        self,
+        slots: ArrayLike,
+        query_lens: ArrayLike,
+        seq_lens: ArrayLike,
+        first_written: ArrayLike,
+        sample_rows: ArrayLike,
+        sample_draws: ArrayLike,
+        params: Any,
+        token_ids: Any,
+        num_padded: int | None = None,
+    ) -> None:
+        """Bring the image to where the device has to be when a step begins, remember what changes,
+        and count the step's tokens into it.
+
+        Args:
+            slots, query_lens, seq_lens, first_written: [num_rows], as StepTables.write has them.
+            sample_rows, sample_draws: [num_samples]: rows that get tokens, ascending; the draws of
+                one row count up.
+            params: int32 [max_num_slots, 8], writable.
+            token_ids: int32 [max_num_slots, max_model_len], writable; -1: the step before chooses.
+            num_padded: rows of padding follow up to this one. None: none do.
+        """
+    def tell(self, name: str, values: ArrayLike) -> None:
+        """The section's first words become these."""
+    def take(self) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+        """What is to be sent: the step's token ids from the first one on that is known (-1 among
+        them: the step before chooses); indices and values of changed words, each word once. Valid
+        until the next call; the words count as sent.
+        """
+    def forget(self) -> None:
+        """All words are 0 again, here and on the device. The tables' writer must forget too."""
 
 def token_ids(values: list[int], vocab_size: int) -> NDArray[np.int32] | None:
     """[len(values)], or None if one of them is no int from 0 to vocab_size - 1."""

@@ -16,6 +16,7 @@ from pagedkv.block_manager import (
     DoubleFree,
     InvariantViolation,
     OutOfBlocks,
+    StepState,
     StepTables,
     UnknownSequence,
 )
@@ -297,6 +298,71 @@ def test_bad_rows_are_refused(manager: BlockManager) -> None:
         tables.write([3], [1], [0], **buffers())
     with pytest.raises(ValueError, match="max_num_slots must be between 1 and"):
         StepTables(manager, 0, 8)
+
+
+def test_first_written_is_written_or_refused(manager: BlockManager) -> None:
+    tables = StepTables(manager, 4, 8)
+    first = np.full(2, -9, np.int32)
+    given = buffers()
+    for expected in (0, len(manager.block_table(1))):
+        tables.write([1], [1], [3], **given, only_changed=True, first_written=first)
+        assert first.tolist() == [expected, -9]
+    with pytest.raises(ValueError, match="first_written has 0 entries, the step needs 1"):
+        tables.write([1], [1], [3], **buffers(), first_written=first[:0])
+    with pytest.raises(ValueError, match="first_written must be a writable NumPy array"):
+        tables.write([1], [1], [3], **buffers(), first_written=np.zeros(2))
+
+
+def test_a_state_refuses_bad_arguments_and_changes_nothing() -> None:
+    state = StepState(2, 3, 4)
+    step: dict[str, Any] = {
+        "slots": [1],
+        "query_lens": [1],
+        "seq_lens": [5],
+        "first_written": [0],
+        "sample_rows": [0],
+        "sample_draws": [0],
+        "params": np.zeros((2, 8), np.int32),
+        "token_ids": np.zeros((2, 12), np.int32),
+    }
+    for name, value, message in [
+        ("slots", [2], "slots[0] must be between 0 and 1, got 2"),
+        ("slots", [1, 0], "query_lens has 1 entries, expected 2"),
+        ("params", np.zeros((2, 7), np.int32), "params must have 8 columns, got 7"),
+        ("params", np.zeros((1, 8), np.int32), "params must have 2 rows side by side"),
+        ("token_ids", np.zeros((4, 12), np.int32)[::2], "one for each slot, got 2 apart"),
+        ("token_ids", np.zeros((2, 12)), "token_ids must be a writable NumPy array"),
+        ("num_padded", 3, "num_padded must be between 1 and 2, got 3"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            state.update(**step | {name: value})
+        assert not state.image.any()
+    with pytest.raises(ValueError, match="name must be a section of the state, got 'rows'"):
+        state.section("rows")
+    with pytest.raises(ValueError, match="counts has 2 words, got 3"):
+        state.tell("counts", [1, 2, 3])
+
+
+def test_a_state_tells_the_words_that_change() -> None:
+    state = StepState(2, 3, 4)
+    begin, size = state.section("tables")
+    tables = state.image[begin : begin + size].reshape(2, 3)
+    tables[1, :2] = [7, 2]
+    ids, params = np.full((2, 12), 9, np.int32), np.zeros((2, 8), np.int32)
+    state.update([1], [5], [5], [0], [0], [0], params, ids)
+    token_ids, indices, values = state.take()
+    assert token_ids.tolist() == [9] * 5
+    words = np.zeros_like(state.image)
+    words[indices] = values
+    assert words[begin : begin + size].tolist() == [0, 0, 0, 7, 2, 0]
+    lens = state.section("lens")[0]
+    words[lens + 1] += 5  # as the device does
+    assert np.array_equal(words, state.image)
+    assert [one.size for one in state.take()[1:]] == [0, 0]
+    state.tell("prefix_groups", [0, 2, 1])
+    assert state.take()[2].tolist() == [2, 1]
+    state.forget()
+    assert not state.image.any()
 
 
 def test_torch_buffers_are_written_in_place(manager: BlockManager) -> None:

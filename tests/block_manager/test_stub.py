@@ -68,7 +68,7 @@ def test_the_stub_names_every_member(name: str) -> None:
     assert public == {member for member in methods(name) if not member.startswith("_")}
 
 
-@pytest.mark.parametrize("name", ["BlockManager", "PrefixGrouper", "StepTables"])
+@pytest.mark.parametrize("name", ["BlockManager", "PrefixGrouper", "StepState", "StepTables"])
 def test_parameters_and_defaults_agree(name: str) -> None:
     calls = {
         method: function

@@ -91,6 +91,31 @@ TEST(StepTables, only_changed_writes_an_entry_only_when_it_is_new) {
   EXPECT_EQ(tables.num_entries_written(), 10);
 }
 
+TEST(StepTables, first_written_is_where_a_table_was_written_from) {
+  BlockManager manager({.num_blocks = 32, .block_size = 4});
+  manager.allocate(0, tokens(9));
+  manager.allocate(1, tokens(4, 100));
+  StepTables tables(manager, 2, 8);
+  PoisonedBuffers buffers(2, 8, 16, 2);
+  std::vector<std::int32_t> first(3, kPoison);
+  const auto write = [&](Counts lens) {
+    StepBuffers view = buffers.view();
+    view.first_written = first;
+    tables.write(Ids{0, 1}, lens, Counts{1, 0}, view, true);
+    return first;
+  };
+  EXPECT_EQ(write({9, 4}), (std::vector<std::int32_t>{0, 0, kPoison}));
+  manager.append(0);
+  manager.append(1);
+  EXPECT_EQ(write({1, 1}), (std::vector<std::int32_t>{3, 1, kPoison}));  // nothing; its second
+  manager.fork(1, 2);
+  manager.append(1);  // the second is a copy now
+  EXPECT_EQ(write({1, 1}), (std::vector<std::int32_t>{3, 0, kPoison}));
+  first.resize(1);
+  EXPECT_THROW(write({1, 1}), std::invalid_argument,
+               "first_written has 1 entries, the step needs 2");
+}
+
 TEST(StepTables, only_changed_notices_copies_swaps_shared_duplicates_and_other_sequences) {
   BlockManager manager({.num_blocks = 32, .block_size = 4, .num_cpu_blocks = 8});
   StepTables tables(manager, 2, 8);

@@ -250,6 +250,14 @@ def empty_calls() -> dict[str, Callable[[], Call]]:
         query_start_loc=no_starts,
         max_query_len=0,
     )
+    made["advance_step"] = lambda: without(
+        make["advance_step"],
+        ("block_tables", "seq_lens", "slots", "samples", "filters", "inverse_temperatures"),
+        samples=torch.zeros(6, 0, dtype=torch.int64),
+        filters=torch.zeros(2, 0, dtype=torch.float64),
+        query_start_loc=no_starts,
+        sample_start_loc=no_starts,
+    )
     made["sample_tokens"] = lambda: without(
         make["sample_tokens"],
         tuple(set(make["sample_tokens"]()) - {"edit_start_loc", "is_limited"}),

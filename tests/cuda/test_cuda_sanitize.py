@@ -10,6 +10,7 @@ import pytest
 import torch
 from operands import assert_same
 from sampling_cases import OPTIONS, made_call, random_edits
+from step_cases import random_call
 from torch import Tensor
 
 from pagedkv import ops
@@ -158,7 +159,20 @@ def products(module, device, tokens: int, size: int, columns: int) -> list[Tenso
     return [*outs, gated]
 
 
+def steps(module, device, block_size: int) -> list[Tensor]:
+    """Random steps: padding, chunks, several samples a row."""
+    written = []
+    for seed in range(12):
+        call = random_call(seed, block_size, device)
+        module.advance_step(**call)
+        written += [call[n] for n in ("lens", "tokens", "block_tables", "seq_lens", "samples")]
+        written += [call[n] for n in ("filters", "inverse_temperatures")]
+    return written
+
+
 SANITIZE: dict[str, Run] = {
+    "steps": lambda m, d: steps(m, d, 4),
+    "steps_of_many_tokens": lambda m, d: steps(m, d, 64),
     "norms_one_vector": lambda m, d: norms(m, d, 96, 0),
     "norms_vectors": lambda m, d: norms(m, d, 3584, 0),
     "norms_streamed": lambda m, d: norms(m, d, 99, 1),

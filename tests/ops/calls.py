@@ -248,6 +248,40 @@ def score_tokens() -> Call:
     }
 
 
+def advance_step() -> Call:
+    """Blocks of 4, six slots: a decode at 5, a chunk of 3 that ends a prompt with two answers at 2,
+    and a row of padding. The decode's token is the latest, the chunk's last one too."""
+    return {
+        "lens": int32(9, 9, 2, 9, 9, 5),
+        "tokens": torch.zeros(3, 6, dtype=torch.int64),
+        "block_tables": torch.full((3, 3), 99, dtype=torch.int32),
+        "seq_lens": int32(9, 9, 9),
+        "samples": torch.full((6, 4), 9),
+        "filters": torch.full((2, 4), 0.5, dtype=torch.float64),
+        "inverse_temperatures": torch.full((4,), 0.5),
+        "counts": int32(2, 1),
+        "slots": int32(5, 2, 99),
+        "query_start_loc": int32(0, 1, 4, 6),
+        "sample_start_loc": int32(0, 1, 3, 4),
+        "tables": int32([9] * 3, [9] * 3, [3, 8, 9], [9] * 3, [9] * 3, [1, 0, 9]),
+        "draws": int32(9, 9, 0, 9, 9, 2),
+        "params": draw_params(),
+        "latest": torch.tensor([9, 9, 22, 9, 9, 25, 9]),
+        "token_ids": int32(31, 32, -1),
+        "block_size": 4,
+    }
+
+
+def draw_params() -> torch.Tensor:
+    """Of six slots."""
+    params = torch.zeros(6, 8, dtype=torch.int32)
+    params[:, :1].view(torch.float32)[:] = torch.tensor([0.5, 1, 2, 3, 4, 1.25])[:, None]
+    params[:, 1] = torch.arange(6)
+    params[:, 2:6].view(torch.float64)[:] = torch.tensor([0.75, 0.125], dtype=torch.float64)
+    params[:, 6:].view(torch.int64)[:] = torch.arange(-3, 3)[:, None] * 2**40
+    return params
+
+
 def with_float8(make: Callable[[], Call]) -> Callable[[], Call]:
     def call() -> Call:
         made = make()
@@ -299,4 +333,5 @@ CALLS: dict[str, tuple[str, Callable[[], Call]]] = {
     "sample_tokens, plainly": ("sample_tokens", sample_tokens_plainly),
     "streamed_linear": ("streamed_linear", streamed_linear),
     "score_tokens": ("score_tokens", score_tokens),
+    "advance_step": ("advance_step", advance_step),
 }

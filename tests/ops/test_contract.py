@@ -13,7 +13,7 @@ from calls import CALLS, Call, paged_attention, paged_attention_with_everything
 from operands import assert_same
 
 from pagedkv import ops
-from pagedkv.ops import attention, cache, layers, library, linear, reference, sampling
+from pagedkv.ops import attention, cache, layers, library, linear, reference, sampling, step
 
 
 def overload(name: str) -> torch._ops.OpOverload:
@@ -107,7 +107,7 @@ def test_inductor_compiles_a_layer_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [attention, cache, layers, linear, sampling], ids=lambda m: m.__name__
+    "module", [attention, cache, layers, linear, sampling, step], ids=lambda m: m.__name__
 )
 def test_documented_examples_are_true(module) -> None:
     results = doctest.testmod(module)

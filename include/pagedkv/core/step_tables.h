@@ -40,6 +40,9 @@ struct StepBuffers {
   std::span<std::int64_t> positions;        // [>= num_tokens]
   std::span<std::int32_t> seq_lens;         // [>= num_seqs]
   std::span<std::int32_t> query_start_loc;  // [>= num_seqs + 1]
+  // [>= num_seqs] or empty: the entry of each sequence's table from which on it was written now; up
+  // to its end, or its number of blocks where nothing was.
+  std::span<std::int32_t> first_written = {};
 };
 
 class StepTables {

@@ -26,6 +26,7 @@ from pagedkv._core import (
     PrefixMiss,
     Snapshot,
     Statistics,
+    StepState,
     StepTables,
     UnknownSequence,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "PrefixRates",
     "Snapshot",
     "Statistics",
+    "StepState",
     "StepTables",
     "UnknownSequence",
     "prefix_costs",

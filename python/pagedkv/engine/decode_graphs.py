@@ -7,7 +7,6 @@ Captured at start for what is common, otherwise when a step first asks for it.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 from collections.abc import Callable
 
@@ -31,16 +30,14 @@ def sizes_for(max_num_seqs: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Owner of the graphs and of the block tables that they read. Everything runs on one stream, so
-    the graphs share their memory: what one leaves there is read before the next one runs.
+    """Owner of the graphs. Everything runs on one stream, so the graphs share their memory: what
+    one leaves there is read before the next one runs. What they read beside it is the device's
+    state, at addresses that stay.
     """
 
-    def __init__(
-        self, body: Body, max_num_seqs: int, max_num_blocks: int, device: torch.device
-    ) -> None:
+    def __init__(self, body: Body, max_num_seqs: int) -> None:
         self._body = body
         self.sizes = sizes_for(max_num_seqs)
-        self._tables = torch.zeros(max_num_seqs, max_num_blocks, dtype=torch.int32, device=device)
         self._graphs: dict[_Key, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -51,14 +48,12 @@ class DecodeGraphs:
     def capture_common(self, padding: Callable[[int], StepTensors]) -> None:
         """padding: the inputs of a step of that size which has no rows of its own."""
         # Libraries set themselves up.
-        self._body(self._with_own_tables(padding(self.sizes[-1])), True)
+        self._body(padding(self.sizes[-1]), True)
         for size in reversed(self.sizes):  # the largest first: the others fit in its memory
             self._capture(padding(size), chooses=True)
 
     def run(self, tensors: StepTensors, *, chooses: bool) -> torch.Tensor:
         """The tokens of a step, or its logits, padding included; valid until the next run."""
-        tables = tensors.attn_metadata.block_tables
-        self._tables[: tables.shape[0], : tables.shape[1]].copy_(tables)
         key = _key(tensors, chooses)
         if key not in self._graphs:
             self._capture(tensors, chooses=chooses)
@@ -67,7 +62,6 @@ class DecodeGraphs:
         return result
 
     def _capture(self, tensors: StepTensors, *, chooses: bool) -> None:
-        tensors = self._with_own_tables(tensors)
         graph = torch.cuda.CUDAGraph()
         # Garbage may be the graphs of another engine, and to free one now would spoil this one.
         was_collecting = gc.isenabled()
@@ -80,14 +74,6 @@ class DecodeGraphs:
                 gc.enable()
             graph.capture_end()
         self._graphs[_key(tensors, chooses)] = graph, result
-
-    def _with_own_tables(self, tensors: StepTensors) -> StepTensors:
-        """The inputs at addresses that stay: tables in a step's arrays are as wide as it needs. Ids
-        may be PENDING in any later step.
-        """
-        rows = self._tables[: tensors.input_ids.shape[0]]
-        metadata = dataclasses.replace(tensors.attn_metadata, block_tables=rows)
-        return dataclasses.replace(tensors, attn_metadata=metadata, has_pending=True)
 
 
 def _key(tensors: StepTensors, chooses: bool) -> _Key:

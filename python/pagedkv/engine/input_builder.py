@@ -1,6 +1,6 @@
 """A scheduled step as the tensors of one forward pass and of the draws behind it. One C++ call
-writes the tables, one copy takes everything to the device; the rest is a fixed number of array
-operations, whatever the number of sequences.
+writes the tables, one finds what the device does not know, one copy takes that there; a step costs
+a fixed number of calls, whatever the number of sequences.
 """
 
 from __future__ import annotations
@@ -13,22 +13,17 @@ from numpy.typing import NDArray
 
 from pagedkv.block_manager import BlockManager, PrefixGrouper, StepTables
 from pagedkv.config import SchedulerConfig
-from pagedkv.engine.step_arrays import StepArrays
+from pagedkv.engine.device_state import DeviceState, StepInputs
 from pagedkv.models import AttentionMetadata
-from pagedkv.records import PENDING, ScheduledStep
+from pagedkv.records import ScheduledStep
 from pagedkv.sampling import RowTensors, SlotParams
-
-# Bytes of a step's arrays: for each token, sampled row, sequence; and for aligning each of them.
-_PER_TOKEN, _PER_SAMPLE, _PER_SEQ, _ALIGNING = 4 * 8, 2 * 8 + 4 + 6 * 8, 2 * 4, 17 * 16 + 4
-_PER_GROUP = 3 * 4  # of two sequences at least
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTensors:
-    """On the model's device: input_ids, positions, token_slots int64 [num_tokens]; where an id is
-    PENDING, the token that the step before chose for the slot stands for it. logit_rows int64
-    [num_samples], the token whose hidden state gives each sampled row's logits; sample_slots int64
-    [num_samples]; draws: how each of them is drawn. has_pending: whether any id is PENDING.
+    """On the model's device, written by InputBuilder.advance(): input_ids, positions int64
+    [num_tokens]; logit_rows int64 [num_samples], the token whose hidden state gives each sampled
+    row's logits; sample_slots int64 [num_samples]; draws: how each of them is drawn.
 
     On the CPU: sample_positions int64 [num_samples], the index in its sequence of the token to be
     sampled; row_lens int64 [num_rows], tokens of each row's sequence, this step included.
@@ -36,22 +31,18 @@ class StepTensors:
 
     input_ids: torch.Tensor
     positions: torch.Tensor
-    token_slots: torch.Tensor
     attn_metadata: AttentionMetadata
     logit_rows: torch.Tensor
     sample_slots: torch.Tensor
     draws: RowTensors
-    has_pending: bool
+    inputs: StepInputs
     sample_positions: NDArray[np.int64]
     row_lens: NDArray[np.int64]
 
 
 class InputBuilder:
-    """Owner of the step buffers. What build() returns is valid until the next build(); on a GPU the
-    copy of a step must have ended before the next but one is built.
-
-    block_tables has one row per slot, kept between steps and written only where it changed; a step
-    gathers its rows from it.
+    """Owner of the step's arrays and of the device's state. What build() returns is valid until the
+    next build(); on a GPU the copy of a step must have ended before the next but one is built.
     """
 
     def __init__(
@@ -75,12 +66,15 @@ class InputBuilder:
         self._block_size = manager.block_size
         max_num_blocks = -(-max_model_len // manager.block_size)
         num_seqs, num_tokens = config.max_num_seqs, config.max_num_batched_tokens
-        self.max_num_blocks = max_num_blocks
         self._tables = StepTables(manager, num_seqs, max_num_blocks)
-        self._block_tables = np.zeros((num_seqs, max_num_blocks), dtype=np.int32)
-        self._arrays = StepArrays(
-            _num_bytes(num_tokens, num_seqs, num_seqs, max_num_blocks), torch.device(device)
+        self.state = DeviceState(
+            num_seqs, num_tokens, max_num_blocks, manager.block_size, torch.device(device)
         )
+        # What one call writes: by token slot_mapping, positions; by row seq_lens, first_written.
+        self._by_token = np.empty((2, num_tokens), dtype=np.int64)
+        self._by_row = np.empty((2, num_seqs), dtype=np.int32)
+        self._starts = np.empty(num_seqs + 1, dtype=np.int32)
+        self._asked_tables: NDArray[np.int32] | None = None  # of written_blocks()
 
     def build(
         self,
@@ -90,146 +84,107 @@ class InputBuilder:
         *,
         num_padded: int | None = None,
     ) -> StepTensors:
-        """The step on the device.
+        """The step's state on the device, and where its tensors will be; advance() writes them.
 
         Args:
             token_ids: the slot table's [max_num_seqs, max_model_len].
-            params: of the rows that sample, in their order.
+            params: by slot.
             num_padded: of a step of decodes alone, which all sample: that many rows, those beyond
                 the step's own being padding, which writes nothing and reads nothing. The tensors
-                of equal num_padded are at equal addresses, but for the block tables.
+                of equal num_padded are at equal addresses.
         """
-        take = self._arrays.take
-        num_rows, num_samples = step.slots.size, step.sample_rows.size
-        sizes = step.num_tokens, num_samples, num_rows
-        if num_padded is not None:
-            sizes = num_padded, num_padded, num_padded
-        num_tokens, most_samples, most_rows = sizes
-        self._arrays.begin(_num_bytes(*sizes, self._block_tables.shape[1]))
-        ids, input_ids = take(np.int64, num_tokens)
-        places, positions = take(np.int64, num_tokens)
-        slots, slot_mapping = take(np.int64, num_tokens)
-        owners, token_slots = take(np.int64, num_tokens)
-        lens, seq_lens = take(np.int32, most_rows)
-        starts, query_start_loc = take(np.int32, most_rows + 1)
-        num_own = 0
+        num_rows = step.slots.size
+        lens, first_written = self._by_row[:, :num_rows]
         if num_rows:
-            num_own = self._tables.write(
-                step.seq_ids,
-                step.query_lens,
-                step.slots,
-                block_tables=self._block_tables,
-                slot_mapping=slots,
-                positions=places,
-                seq_lens=lens,
-                query_start_loc=starts,
-                only_changed=True,
-            )
-        owners[:num_own] = np.repeat(step.slots, step.query_lens)
-        ids[:num_own] = token_ids[owners[:num_own], places[:num_own]]
-        last, logit_rows = take(np.int64, most_samples)
-        targets, sample_slots = take(np.int64, most_samples)
-        if num_padded is not None or num_rows == 0:
-            for array, nothing in ((ids, 0), (places, 0), (slots, -1), (owners, 0)):
-                array[num_own:] = nothing
-            lens[num_rows:] = 0
-            starts[num_rows:] = np.arange(num_own, num_own + most_rows - num_rows + 1)
-            last[num_samples:] = 0
-            targets[num_samples:] = self._block_tables.shape[0]  # nobody's
-        last[:num_samples] = starts[step.sample_rows + 1] - 1
-        targets[:num_samples] = step.slots[step.sample_rows]
-        sample_positions = lens[step.sample_rows].astype(np.int64)
-        draws = self._draws(params, sample_positions, most_samples)
+            self._write(step, self.state.block_tables, first_written)
+        self.state.update(
+            step.slots,
+            step.query_lens,
+            lens,
+            first_written,
+            step.sample_rows,
+            step.sample_draws,
+            params,
+            token_ids,
+            num_padded,
+        )
+        size = step.num_tokens, step.sample_rows.size, num_rows
+        if num_padded is not None:
+            size = num_padded, num_padded, num_padded
         prefix_groups = None
-        if self._grouper is not None and num_tokens <= self._most_grouped:
-            prefix_groups = self._groups(self._grouper, step, lens[:num_rows], most_rows)
-        width = -(-int(lens.max(initial=0)) // self._block_size)
-        rows, block_tables = take(np.int32, num_rows, width)
-        rows[:] = self._block_tables[step.slots, :width]
-        self._arrays.send()
+        if self._grouper is not None and size[0] <= self._most_grouped:
+            prefix_groups = self._groups(self._grouper, step, lens)
+        self.state.send()
+        inputs = self.state.inputs(*size)
+        input_ids, positions, slot_mapping = inputs.tokens.unbind()
         return StepTensors(
             input_ids=input_ids,
             positions=positions,
-            token_slots=token_slots,
             attn_metadata=AttentionMetadata(
-                block_tables=block_tables,
-                seq_lens=seq_lens,
-                query_start_loc=query_start_loc,
+                block_tables=inputs.block_tables,
+                seq_lens=inputs.seq_lens,
+                query_start_loc=inputs.query_start_loc,
                 slot_mapping=slot_mapping,
                 max_query_len=int(step.query_lens.max(initial=1)),
                 prefix_groups=prefix_groups,
                 workspace=self._workspace if prefix_groups is None else None,
             ),
-            logit_rows=logit_rows,
-            sample_slots=sample_slots,
-            draws=draws,
-            has_pending=bool((ids == PENDING).any()),
-            sample_positions=sample_positions,
-            row_lens=lens[:num_rows].astype(np.int64),
+            logit_rows=inputs.samples[0],
+            sample_slots=inputs.samples[1],
+            draws=inputs.draws,
+            inputs=inputs,
+            sample_positions=lens[step.sample_rows].astype(np.int64),
+            row_lens=lens.astype(np.int64),
         )
+
+    def advance(self, tensors: StepTensors) -> None:
+        """Write the tensors, on the device; once for each build()."""
+        self.state.advance(tensors.inputs)
+
+    def forget(self) -> None:
+        """A build() was not followed by its advance(), or nobody knows: all is sent again."""
+        self._tables.forget(self.state.block_tables)
+        self.state.forget()
 
     def written_blocks(self, step: ScheduledStep) -> NDArray[np.int64]:
         """int64 [n], each once: the blocks of the pool that the step's tokens are written to."""
-        slots = np.empty(step.num_tokens, dtype=np.int64)
-        num_rows = step.slots.size
-        self._tables.write(
+        if self._asked_tables is None:
+            self._asked_tables = np.empty_like(self.state.block_tables)
+        num_tokens = self._write(step, self._asked_tables, None)
+        return np.unique(self._by_token[0, :num_tokens] // self._block_size)
+
+    def _write(
+        self,
+        step: ScheduledStep,
+        block_tables: NDArray[np.int32],
+        first_written: NDArray[np.int32] | None,
+    ) -> int:
+        slot_mapping, positions = self._by_token
+        return self._tables.write(
             step.seq_ids,
             step.query_lens,
             step.slots,
-            block_tables=self._block_tables,
-            slot_mapping=slots,
-            positions=np.empty_like(slots),
-            seq_lens=np.empty(num_rows, dtype=np.int32),
-            query_start_loc=np.empty(num_rows + 1, dtype=np.int32),
+            block_tables=block_tables,
+            slot_mapping=slot_mapping,
+            positions=positions,
+            seq_lens=self._by_row[0],
+            query_start_loc=self._starts,
             only_changed=True,
+            first_written=first_written,
         )
-        return np.unique(slots // self._block_size)
 
     def _groups(
-        self,
-        grouper: PrefixGrouper,
-        step: ScheduledStep,
-        seq_lens: NDArray[np.generic],
-        num_rows: int,
+        self, grouper: PrefixGrouper, step: ScheduledStep, seq_lens: NDArray[np.int32]
     ) -> torch.Tensor | None:
-        """Decodes that share a prefix, if that pays; at an address that depends on num_rows alone.
-        Empty entries fill them up to 1, 8, 64, ..: a graph is for one number of them, and kernels
-        look at each.
+        """Decodes that share a prefix, if that pays. Empty entries fill them up to 1, 8, 64, ..: a
+        graph is for one number of them, and kernels look at each.
         """
-        groups, prefix_groups = self._arrays.take(np.int32, num_rows // 2, 3)
         if seq_lens.size < 2:
             return None
-        found = grouper.find(self._block_tables, seq_lens, step.query_lens, step.slots)
-        groups[: len(found)] = found
-        groups[len(found) :] = 0
+        found = grouper.find(self.state.block_tables, seq_lens, step.query_lens, step.slots)
+        if not len(found):
+            return None
         size = 1
         while size < len(found):
             size *= 8
-        return prefix_groups[:size] if len(found) else None
-
-    def _draws(self, params: SlotParams, positions: NDArray[np.int64], num_rows: int) -> RowTensors:
-        """Rows beyond those of params are greedy, whatever their other options are."""
-        if not self._arrays.on_gpu and positions.size == num_rows:
-            return RowTensors.of(params, positions)  # they are where they are read
-        columns: tuple[tuple[type, NDArray[np.generic], float], ...] = (
-            (np.float32, params.inverse_temperatures, 0),
-            (np.int64, params.top_k, 0),
-            (np.float64, params.top_p, 1),
-            (np.float64, params.min_p, 0),
-            (np.int64, params.seeds.view(np.int64), 0),
-            (np.int64, positions, 0),
-            (np.int64, params.draws, 0),
-        )
-        tensors = []
-        for dtype, column, nothing in columns:
-            array, tensor = self._arrays.take(dtype, num_rows)
-            array[: positions.size] = column
-            array[positions.size :] = nothing
-            tensors.append(tensor)
-        return RowTensors(*tensors)
-
-
-def _num_bytes(num_tokens: int, num_samples: int, num_seqs: int, num_blocks: int) -> int:
-    """Of the arrays of a step, at most."""
-    per_seq = _PER_SEQ + 4 * num_blocks + _PER_GROUP // 2
-    return _PER_TOKEN * num_tokens + _PER_SAMPLE * num_samples + per_seq * num_seqs + _ALIGNING
+        return self.state.prefix_groups(found, size)

@@ -30,7 +30,7 @@ from pagedkv.engine.step_parts import (
 from pagedkv.engine.stopwatch import Span, Stopwatch
 from pagedkv.engine.swaps import Swaps
 from pagedkv.kv_cache import KVCache
-from pagedkv.records import PENDING, Candidates, ScheduledStep, empty_step
+from pagedkv.records import Candidates, ScheduledStep, empty_step
 from pagedkv.sampling import (
     LogitRules,
     RuledRow,
@@ -70,12 +70,12 @@ class Sampled(NamedTuple):
 class Launched:
     """A step on its way. token_ids int64 [num_samples], -1 where a row has failed, in CPU memory
     once done has passed; logits and params of the rows that sample, where more than their tokens is
-    wanted; prefilling: what the rate of prompts is measured on.
+    wanted, else None; prefilling: what the rate of prompts is measured on.
     """
 
     token_ids: torch.Tensor
     logits: torch.Tensor | None
-    params: SlotParams
+    params: SlotParams | None
     done: torch.cuda.Event | None
     prefilling: tuple[int, Span] | None  # tokens
     prompt_scores: Sequence[tuple[TokenScores, int]] = ()
@@ -109,8 +109,6 @@ class ModelRunner:
         self._vocab_size = vocab_size
         device = kv_cache.tensor.device
         self._watch = Stopwatch(device, clock)
-        # By slot, the token that was chosen last, and one for padding.
-        self._latest = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=device)
         self.meter = RateMeter()
         # Not the default stream: there the copy engines would have to wait for everything.
         self._stream: torch.cuda.Stream | None = None
@@ -126,13 +124,12 @@ class ModelRunner:
     @torch.inference_mode()
     def _capture(self, max_num_seqs: int) -> None:
         device = self._kv_cache.tensor.device
-        graphs = DecodeGraphs(self._decode, max_num_seqs, self._inputs.max_num_blocks, device)
-        nothing = self._params.rows(np.empty(0, dtype=np.int64))
+        graphs = DecodeGraphs(self._decode, max_num_seqs)
 
         def padding(size: int) -> StepTensors:
             torch.cuda.synchronize(device)  # the memory that is written may still be read
-            ids = np.empty((0, 0), dtype=np.int32)
-            return self._inputs.build(empty_step(), ids, nothing, num_padded=size)
+            ids = np.empty((max_num_seqs, 0), dtype=np.int32)
+            return self._inputs.build(empty_step(), ids, self._params, num_padded=size)
 
         torch.cuda.synchronize(device)
         with torch.cuda.stream(self._stream):
@@ -180,8 +177,9 @@ class ModelRunner:
         """
         try:
             return self._compute(step, token_ids, graphs)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
+        except BaseException as error:
+            self._inputs.forget()
+            if not (isinstance(error, RuntimeError) and is_out_of_memory(error)):
                 raise
             logger.warning(
                 "step %d: %d tokens of %d requests do not fit: %s",
@@ -207,7 +205,7 @@ class ModelRunner:
             return dataclasses.replace(launched, logits=None if logits is None else logits.cpu())
 
         done, unfit = run_in_parts(step, run)
-        params = self._params.rows(step.slots[step.sample_rows], step.sample_draws)
+        params = self._wanted(step)
         tokens = join_samples(step, [(part, one.token_ids) for part, one in done], nothing=-1)
         logits = [(part, one.logits) for part, one in done if one.logits is not None]
         scores = join_scores([(part, one.prompt_scores) for part, one in done])
@@ -217,23 +215,18 @@ class ModelRunner:
     def _compute(
         self, step: ScheduledStep, token_ids: NDArray[np.int32], graphs: DecodeGraphs | None
     ) -> Launched:
-        params = self._params.rows(step.slots[step.sample_rows], step.sample_draws)
-        wants_more = bool(
-            params.wants_logprob.any()
-            or params.num_candidates.any()
-            or (params.num_logprobs >= 0).any()
-        )
+        params = self._wanted(step)
         num_padded = None
         has_rules = bool(self._has_rules[step.slots].any())
         if graphs is not None and _is_decode(step):
             num_padded = graphs.size_for(step.slots.size)
-        tensors = self._inputs.build(step, token_ids, params, num_padded=num_padded)
+        tensors = self._inputs.build(step, token_ids, self._params, num_padded=num_padded)
         if graphs is not None and num_padded is not None:
-            chooses = not (wants_more or has_rules)
+            chooses = params is None and not has_rules
             result = graphs.run(tensors, chooses=chooses)
             chosen = result if chooses else self._choose(result, step, tensors, token_ids)
             # The next run of a graph writes where the logits are.
-            logits = result[: step.slots.size].clone() if wants_more else None
+            logits = None if params is None else result[: step.slots.size].clone()
             return self._launched(chosen[: step.slots.size], logits, params, None)
         begin = self._watch.mark()
         hidden = self._hidden(tensors)
@@ -246,15 +239,22 @@ class ModelRunner:
             logits = self._logits(hidden[tensors.logit_rows])
             chosen = self._choose(logits, step, tensors, token_ids)
         return dataclasses.replace(
-            self._launched(chosen, logits if wants_more else None, params, prefilling),
+            self._launched(chosen, None if params is None else logits, params, prefilling),
             prompt_scores=self._prompt_scores(step, tensors, hidden, token_ids),
         )
+
+    def _wanted(self, step: ScheduledStep) -> SlotParams | None:
+        """Of the rows that sample, where any wants more than its token."""
+        slots = step.slots[step.sample_rows]
+        if not self._params.wants_more[slots].any():
+            return None
+        return self._params.rows(slots, step.sample_draws)
 
     def _launched(
         self,
         chosen: torch.Tensor,
         logits: torch.Tensor | None,
-        params: SlotParams,
+        params: SlotParams | None,
         prefilling: tuple[int, Span] | None,
     ) -> Launched:
         done = None
@@ -271,11 +271,9 @@ class ModelRunner:
         return self._keep(choose(logits, tensors.draws), tensors) if chooses else logits
 
     def _hidden(self, tensors: StepTensors) -> torch.Tensor:
-        input_ids = tensors.input_ids
-        if tensors.has_pending:
-            input_ids = self._latest[tensors.token_slots].where(input_ids == PENDING, input_ids)
+        self._inputs.advance(tensors)
         return self._model.forward(
-            input_ids, tensors.positions, self._layers, tensors.attn_metadata
+            tensors.input_ids, tensors.positions, self._layers, tensors.attn_metadata
         )
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -284,7 +282,7 @@ class ModelRunner:
 
     def _keep(self, chosen: torch.Tensor, tensors: StepTensors) -> torch.Tensor:
         """For the next step. A row that has failed goes on with a token that is thrown away."""
-        self._latest.index_copy_(0, tensors.sample_slots, chosen.clamp(min=0))
+        self._inputs.state.latest.index_copy_(0, tensors.sample_slots, chosen.clamp(min=0))
         return chosen
 
     @torch.inference_mode()
@@ -300,7 +298,7 @@ class ModelRunner:
         failed = launched.token_ids.numpy() < 0
         chosen = np.maximum(launched.token_ids.numpy(), 0)
         rest, unfit = launched.prompt_scores, launched.unfit
-        if launched.logits is None:
+        if launched.logits is None or launched.params is None:
             return Sampled(chosen, failed, None, prompt_scores=rest, unfit=unfit)
         best = best_candidates(launched.logits, launched.params)
         return Sampled(
@@ -308,20 +306,22 @@ class ModelRunner:
             failed,
             chosen_logprobs(launched.logits, launched.params, chosen),
             None if best is None else Candidates(*best),
-            self._scores(launched, chosen),
+            self._scores(launched.logits, launched.params, chosen),
             rest,
             unfit,
         )
 
     @staticmethod
-    def _scores(launched: Launched, chosen: NDArray[np.int64]) -> TokenScores | None:
-        wanted = np.flatnonzero(launched.params.num_logprobs >= 0)
-        if wanted.size == 0 or launched.logits is None:
+    def _scores(
+        logits: torch.Tensor, params: SlotParams, chosen: NDArray[np.int64]
+    ) -> TokenScores | None:
+        wanted = np.flatnonzero(params.num_logprobs >= 0)
+        if wanted.size == 0:
             return None
-        num_top = int(launched.params.num_logprobs[wanted].max())
-        rows = launched.logits[torch.from_numpy(wanted).to(launched.logits.device)]
+        num_top = int(params.num_logprobs[wanted].max())
+        rows = logits[torch.from_numpy(wanted).to(logits.device)]
         scores = score_tokens(rows, wanted, chosen[wanted], num_top)
-        return scores._replace(num_tops=launched.params.num_logprobs[wanted])
+        return scores._replace(num_tops=params.num_logprobs[wanted])
 
     def _prompt_scores(
         self,

@@ -37,6 +37,7 @@ OPS = (
     "sample_tokens",
     "streamed_linear",
     "score_tokens",
+    "advance_step",
 )
 
 

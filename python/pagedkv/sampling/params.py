@@ -7,6 +7,17 @@ from numpy.typing import NDArray
 
 from pagedkv.sampling_params import SamplingParams
 
+# A slot's row as the device keeps it (op advance_step).
+_ROW = np.dtype(
+    [
+        ("inverse_temperature", np.float32),
+        ("top_k", np.int32),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("seed", np.uint64),
+    ]
+)
+
 
 class SlotParams:
     """One row per slot; a row is written when its request is admitted.
@@ -17,15 +28,20 @@ class SlotParams:
     """
 
     def __init__(self, max_num_seqs: int) -> None:
-        self.inverse_temperatures = np.zeros(max_num_seqs, dtype=np.float32)
-        self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
-        self.top_p = np.ones(max_num_seqs, dtype=np.float64)
-        self.min_p = np.zeros(max_num_seqs, dtype=np.float64)
-        self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
+        table = np.zeros(max_num_seqs, dtype=_ROW)
+        self.words = table.view(np.int32).reshape(max_num_seqs, -1)  # all of it
+        self.inverse_temperatures = table["inverse_temperature"]
+        self.top_k = table["top_k"]
+        self.top_p = table["top_p"]
+        self.top_p[:] = 1
+        self.min_p = table["min_p"]
+        self.seeds = table["seed"]
         self.draws = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_candidates = np.zeros(max_num_seqs, dtype=np.int64)  # of a beam; 0: not a beam
         self.wants_logprob = np.zeros(max_num_seqs, dtype=np.bool_)
         self.num_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)  # -1: none is wanted
+        # Whether any of the three is asked for: more than the token itself.
+        self.wants_more = np.zeros(max_num_seqs, dtype=np.bool_)
 
     def set(self, slot: int, params: SamplingParams, seed: int, num_candidates: int = 0) -> None:
         self.inverse_temperatures[slot] = 0.0 if params.is_greedy else 1.0 / params.temperature
@@ -37,10 +53,14 @@ class SlotParams:
         self.wants_logprob[slot] = params.num_forks > 1 and num_candidates == 0
         self.num_candidates[slot] = num_candidates
         self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        self.wants_more[slot] = (
+            self.wants_logprob[slot] or num_candidates > 0 or params.logprobs is not None
+        )
 
     def rows(self, slots: NDArray[np.int64], draws: NDArray[np.int64] | None = None) -> SlotParams:
         """A copy of these slots' rows, in this order. draws: of each row; None: draw 0."""
         picked = SlotParams.__new__(SlotParams)  # every array is another's row
+        picked.words = self.words[slots]
         picked.inverse_temperatures = self.inverse_temperatures[slots]
         picked.top_k = self.top_k[slots]
         picked.top_p = self.top_p[slots]
@@ -50,4 +70,5 @@ class SlotParams:
         picked.num_candidates = self.num_candidates[slots]
         picked.wants_logprob = self.wants_logprob[slots]
         picked.num_logprobs = self.num_logprobs[slots]
+        picked.wants_more = self.wants_more[slots]
         return picked

@@ -36,14 +36,14 @@ class RowTensors:
         sequence of the token that is chosen."""
         arrays = (
             params.inverse_temperatures,
-            params.top_k,
+            params.top_k.astype(np.int64),
             params.top_p,
             params.min_p,
             params.seeds.view(np.int64),
             positions,
             params.draws,
         )
-        return cls(*map(torch.from_numpy, arrays))
+        return cls(*(torch.from_numpy(np.ascontiguousarray(one)) for one in arrays))
 
     def to(self, device: torch.device | str) -> RowTensors:
         """A copy there."""

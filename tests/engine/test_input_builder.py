@@ -1,4 +1,5 @@
-"""The memory that a step's arrays share, and what is in them of prefixes that decodes share."""
+"""The one copy of a step, what is in it of prefixes that decodes share, and which blocks a step
+writes."""
 
 from __future__ import annotations
 
@@ -12,44 +13,47 @@ import torch
 from pagedkv.block_manager import BlockManager, PrefixGrouper
 from pagedkv.config import SchedulerConfig
 from pagedkv.engine.input_builder import InputBuilder
-from pagedkv.engine.step_arrays import StepArrays
+from pagedkv.engine.packed_copy import PackedCopy
 from pagedkv.records import empty_step
 from pagedkv.sampling import SlotParams
 
 CPU = torch.device("cpu")
 
 
-def test_what_is_written_is_what_the_tensor_has_and_nothing_overlaps() -> None:
-    arrays = StepArrays(300, CPU)
-    for _ in range(3):
-        arrays.begin(300)
-        taken = [
-            arrays.take(np.int64, 3),
-            arrays.take(np.int32, 5),
-            arrays.take(np.float32, 1),
-            arrays.take(np.int32, 0),
-            arrays.take(np.float64, 2),
-            arrays.take(np.int32, 3, 2),
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def test_what_is_sent_is_what_the_tensors_have_and_nothing_overlaps() -> None:
+    copy = PackedCopy(100, CPU)
+    begin = copy.usual(torch.int32, 25).data_ptr()
+    for number in range(3):
+        arrays = [
+            int32(number, 1, 2, 3, 4),
+            np.array([number, -1, 2**40]),
+            int32(),
+            int32(7, number),
         ]
-        for number, (array, _) in enumerate(taken):
-            array[...] = number
-        arrays.send()
-        for number, (array, tensor) in enumerate(taken):
-            assert tensor.shape == array.shape
-            assert tensor.data_ptr() % 16 == 0 or not tensor.numel()
-            assert (tensor == number).all()
+        sent = copy.send(*arrays)
+        assert sent is not None
+        assert sent[0].data_ptr() == begin
+        assert [one.tolist() for one in sent] == [one.tolist() for one in arrays]
+    assert copy.num_bytes_sent == 3 * (24 + 24 + 8)
 
 
-@pytest.mark.parametrize("num_bytes", [100, 101, 4000])
-def test_a_step_that_is_larger_than_usual_has_memory_of_its_own(num_bytes: int) -> None:
-    arrays = StepArrays(100, CPU)
-    arrays.begin(num_bytes)
-    large = arrays.take(np.int64, num_bytes // 8)[0]
-    large[:] = 7
-    arrays.begin(100)
-    usual = arrays.take(np.int64, 12)[0]
-    usual[:] = 1
-    assert (large == 7).all() == (num_bytes > 100)
+def test_nothing_to_send_is_no_copy() -> None:
+    copy = PackedCopy(100, CPU)
+    assert copy.send(int32(), np.empty(0, dtype=np.int64)) is None
+    assert copy.num_bytes_sent == 0
+
+
+@pytest.mark.parametrize("size", [25, 26, 1000])
+def test_a_step_that_is_larger_than_usual_has_memory_of_its_own(size: int) -> None:
+    copy = PackedCopy(100, CPU)
+    large = copy.send(np.full(size, 7, dtype=np.int32))
+    copy.send(int32(*range(25)))
+    assert large is not None
+    assert (large[0] == 7).all() == (size > 25)
 
 
 def test_decodes_that_share_a_prefix_are_told_with_empty_entries_behind_them() -> None:
@@ -75,7 +79,7 @@ def test_decodes_that_share_a_prefix_are_told_with_empty_entries_behind_them() -
             sample_draws=np.zeros_like(rows),
             num_tokens=sum(lens),
         )
-        built = inputs.build(step, token_ids, params.rows(rows), **options)
+        built = inputs.build(step, token_ids, params, **options)
         found = built.attn_metadata.prefix_groups
         return None if found is None else found.tolist()
 
@@ -106,10 +110,12 @@ def test_written_blocks_are_those_of_the_slots_and_asking_changes_nothing() -> N
     step = dataclasses.replace(
         empty_step(), slots=rows, seq_ids=rows, query_lens=lens, num_tokens=8
     )
-    found = inputs.written_blocks(step).tolist()
+    for _ in range(2):
+        found = inputs.written_blocks(step).tolist()
     tables = [manager.block_table(seq_id).tolist() for seq_id in range(3)]
     assert sorted(found) == sorted([*tables[0], tables[1][1], tables[2][0]])
-    built = inputs.build(step, np.zeros((6, 32), dtype=np.int32), SlotParams(6).rows(rows[:0]))
+    built = inputs.build(step, np.zeros((6, 32), dtype=np.int32), SlotParams(6))
+    inputs.advance(built)
     assert np.unique(built.attn_metadata.slot_mapping // 4).tolist() == found
     assert built.attn_metadata.block_tables[:, 0].tolist() == [table[0] for table in tables]
     assert inputs.written_blocks(empty_step()).size == 0
