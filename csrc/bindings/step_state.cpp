@@ -40,7 +40,7 @@ py::array_t<std::int32_t> by_slot(py::handle value, const char* name, const Step
 
 void update(StepState& state, py::handle slots, py::handle query_lens, py::handle seq_lens,
             py::handle first_written, py::handle sample_rows, py::handle sample_draws,
-            py::handle params, py::handle token_ids, py::handle num_padded) {
+            py::handle params, py::handle token_ids, py::handle padded) {
   const IntegerArray<std::int64_t> rows(slots, "slots");
   const IntegerArray<std::int64_t> counts(query_lens, "query_lens");
   const IntegerArray<std::int32_t> lens(seq_lens, "seq_lens");
@@ -53,7 +53,17 @@ void update(StepState& state, py::handle slots, py::handle query_lens, py::handl
                           " columns, got " + std::to_string(drawn.shape(1)));
   }
   const auto ids = by_slot(token_ids, "token_ids", state);
-  const auto num_rows = static_cast<std::int64_t>(rows.span().size());
+  auto num_padded = static_cast<std::int64_t>(rows.span().size());
+  std::int64_t num_padded_tokens = 0;
+  if (!padded.is_none()) {
+    const auto size = py::cast<py::sequence>(padded);
+    if (size.size() != 2) {
+      throw py::value_error("padded must be (num_tokens, num_rows), got " +
+                            std::to_string(size.size()) + " numbers");
+    }
+    num_padded_tokens = to_integer(size[0], "padded[0]", 0, kMaxSeqLen);
+    num_padded = to_integer(size[1], "padded[1]", num_padded, state.max_num_slots());
+  }
   state.update({.slots = rows.span(),
                 .query_lens = counts.span(),
                 .seq_lens = lens.span(),
@@ -63,9 +73,8 @@ void update(StepState& state, py::handle slots, py::handle query_lens, py::handl
                 .params = drawn.data(),
                 .token_ids = ids.data(),
                 .max_model_len = ids.shape(1),
-                .num_padded = num_padded.is_none() ? num_rows
-                                                   : to_integer(num_padded, "num_padded", num_rows,
-                                                                state.max_num_slots())});
+                .num_padded = num_padded,
+                .num_padded_tokens = num_padded_tokens});
 }
 
 }  // namespace
@@ -93,7 +102,7 @@ void bind_step_state(py::module_& module) {
           py::arg("name"))
       .def("update", &update, py::arg("slots"), py::arg("query_lens"), py::arg("seq_lens"),
            py::arg("first_written"), py::arg("sample_rows"), py::arg("sample_draws"),
-           py::arg("params"), py::arg("token_ids"), py::arg("num_padded") = py::none())
+           py::arg("params"), py::arg("token_ids"), py::arg("padded") = py::none())
       .def(
           "tell",
           [](StepState& state, const std::string& name, py::handle values) {

@@ -60,7 +60,7 @@ void StepState::check(const StateStep& step) const {
   check_size("sample_draws", step.sample_draws.size(), step.sample_rows.size());
   check_bound("num_padded", step.num_padded, static_cast<std::int64_t>(num_rows), max_num_slots_);
   const std::int64_t longest = std::min(step.max_model_len, max_num_blocks_ * block_size_);
-  std::int64_t num_tokens = step.num_padded;
+  std::int64_t num_tokens = 0;
   for (std::size_t r = 0; r < num_rows; ++r) {
     check_bound(at("slots", r), step.slots[r], 0, max_num_slots_ - 1);
     check_bound(at("seq_lens", r), step.seq_lens[r], 0, longest);
@@ -69,6 +69,11 @@ void StepState::check(const StateStep& step) const {
     num_tokens += step.query_lens[r];
   }
   check_bound("the number of tokens", num_tokens, 0, kMaxSeqLen);
+  if (step.num_padded > static_cast<std::int64_t>(num_rows)) {
+    check_bound("num_padded_tokens", step.num_padded_tokens, num_tokens, kMaxSeqLen);
+    check_bound("the number of samples", static_cast<std::int64_t>(step.sample_rows.size()), 0,
+                step.num_padded);
+  }
   for (std::size_t s = 0; s < step.sample_rows.size(); ++s) {
     const std::int64_t before = s == 0 ? 0 : step.sample_rows[s - 1];
     check_bound(at("sample_rows", s), step.sample_rows[s], before,
@@ -137,9 +142,14 @@ void StepState::update(const StateStep& step) {
     }
   }
   auto num_samples = static_cast<std::int32_t>(sample);
+  const auto most_tokens = static_cast<std::int32_t>(step.num_padded_tokens);
+  const auto most_samples = static_cast<std::int32_t>(step.num_padded);
   for (auto r = static_cast<std::int64_t>(num_rows); r < step.num_padded; ++r) {
-    set(++starts, ++num_tokens);
-    set(++samples, ++num_samples);
+    const bool is_last = r + 1 == step.num_padded;
+    num_tokens = is_last ? most_tokens : std::min(num_tokens + 1, most_tokens);
+    num_samples = is_last ? most_samples : std::min(num_samples + 1, most_samples);
+    set(++starts, num_tokens);
+    set(++samples, num_samples);
   }
   set(begins_[kCounts] + 1, static_cast<std::int32_t>(num_pending_));
 }

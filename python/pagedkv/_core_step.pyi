@@ -118,7 +118,7 @@ class StepState:
         sample_draws: ArrayLike,
         params: Any,
         token_ids: Any,
-        num_padded: int | None = None,
+        padded: tuple[int, int] | None = None,
     ) -> None:
         """Bring the image to where the device has to be when a step begins, remember what changes,
         and count the step's tokens into it.
@@ -129,7 +129,9 @@ class StepState:
                 one row count up.
             params: int32 [max_num_slots, 8], writable.
             token_ids: int32 [max_num_slots, max_model_len], writable; -1: the step before chooses.
-            num_padded: rows of padding follow up to this one. None: none do.
+            padded: tokens and rows of the step with rows of padding behind its own: each has a
+                token and a sample, as far as there are so many, the last all that are left; there
+                are as many samples as rows then. None: no padding.
         """
     def tell(self, name: str, values: ArrayLike) -> None:
         """The section's first words become these."""

@@ -188,6 +188,8 @@ class EngineConfig:
         max_model_len: most tokens of a prompt and its answer. None: what the model allows.
         enforce_eager: on a GPU, launch every kernel of a decode step one by one instead of
             replaying a CUDA graph: slower, with less memory and a faster start.
+        max_cudagraph_capture_size: most tokens of a step with prompts that is a CUDA graph; 0: none
+            is. Steps of decodes alone always are, unless enforce_eager says otherwise.
         async_scheduling: schedule and launch the next step while one runs; whether a token ends its
             request is learnt one step late then. None: on a GPU.
         seed: makes the draws of requests without a seed of their own repeatable. None: they are
@@ -200,6 +202,7 @@ class EngineConfig:
     load_format: str = "auto"
     max_model_len: int | None = None
     enforce_eager: bool = False
+    max_cudagraph_capture_size: int = 256
     async_scheduling: bool | None = None
     seed: int | None = None
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -217,10 +220,16 @@ class EngineConfig:
         if self.max_model_len is not None:
             _check_int("max_model_len", self.max_model_len, 2)
         _check_bool("enforce_eager", self.enforce_eager)
+        _check_int("max_cudagraph_capture_size", self.max_cudagraph_capture_size, 0)
         if self.async_scheduling is not None:
             _check_bool("async_scheduling", self.async_scheduling)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)
+
+    @property
+    def max_captured_tokens(self) -> int:
+        """max_cudagraph_capture_size, as far as steps have so many."""
+        return min(self.max_cudagraph_capture_size, self.scheduler.max_num_batched_tokens)
 
     @classmethod
     def from_options(cls, model: str, **options: Any) -> EngineConfig:

@@ -332,7 +332,10 @@ def test_a_state_refuses_bad_arguments_and_changes_nothing() -> None:
         ("params", np.zeros((1, 8), np.int32), "params must have 2 rows side by side"),
         ("token_ids", np.zeros((4, 12), np.int32)[::2], "one for each slot, got 2 apart"),
         ("token_ids", np.zeros((2, 12)), "token_ids must be a writable NumPy array"),
-        ("num_padded", 3, "num_padded must be between 1 and 2, got 3"),
+        ("padded", (1, 3), "padded[1] must be between 1 and 2, got 3"),
+        ("padded", (-1, 1), "padded[0] must be between 0 and"),
+        ("padded", (1, 2, 3), "padded must be (num_tokens, num_rows), got 3 numbers"),
+        ("padded", (0, 2), "num_padded_tokens must be between 1 and"),
     ]:
         with pytest.raises(ValueError, match=re.escape(message)):
             state.update(**step | {name: value})

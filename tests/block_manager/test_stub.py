@@ -15,12 +15,13 @@ import pytest
 import pagedkv._core as core
 
 PACKAGE = Path(__file__).parent.parent.parent / "python" / "pagedkv"
-CLASSES = {
-    node.name: node
+NODES = [
+    node
     for name in ("_core.pyi", "_core_step.pyi")
     for node in ast.parse((PACKAGE / name).read_text()).body
-    if isinstance(node, ast.ClassDef)
-}
+]
+CLASSES = {node.name: node for node in NODES if isinstance(node, ast.ClassDef)}
+FUNCTIONS = [node.name for node in NODES if isinstance(node, ast.FunctionDef)]
 RECORDS = [name for name in CLASSES if not issubclass(getattr(core, name), (enum.Enum, Exception))]
 
 
@@ -56,9 +57,9 @@ def compiled(class_name: str, method: str) -> list[str]:
     return [re.sub(r": [^=]*?(?= = |$)", "", parameter) for parameter in parameters]
 
 
-def test_the_stub_names_every_class() -> None:
+def test_the_stub_names_every_class_and_function() -> None:
     public = {name for name in vars(core) if not name.startswith("_")}
-    assert public == {*CLASSES, "FREED_BLOCK"}
+    assert public == {*CLASSES, *FUNCTIONS, "FREED_BLOCK"}
     assert core.FREED_BLOCK == -(2**31)
 
 

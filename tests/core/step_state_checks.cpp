@@ -22,6 +22,7 @@ struct Step {
   std::vector<std::int32_t> params = std::vector<std::int32_t>(kSlots * StepState::kParamWords);
   std::vector<TokenId> token_ids = std::vector<TokenId>(kSlots * kMaxLen, 50);
   std::int64_t num_padded = static_cast<std::int64_t>(slots.size());
+  std::int64_t num_padded_tokens = 0;
 
   StateStep view() const {
     return {.slots = slots,
@@ -33,7 +34,8 @@ struct Step {
             .params = params.data(),
             .token_ids = token_ids.data(),
             .max_model_len = kMaxLen,
-            .num_padded = num_padded};
+            .num_padded = num_padded,
+            .num_padded_tokens = num_padded_tokens};
   }
 };
 
@@ -127,13 +129,29 @@ TEST(StepState, token_ids_are_sent_from_the_first_known_one_on) {
 TEST(StepState, padding_has_a_token_and_a_sample_each) {
   StepState state(kSlots, kBlocks, kBlockSize);
   Step step = decode(5);
-  step.num_padded = 4;
+  step.num_padded = step.num_padded_tokens = 4;
   changed(state, step);
   for (int row = 0; row <= 4; ++row) {
     EXPECT_EQ(state.image()[word(state, StepState::kQueryStartLoc, row)], row);
     EXPECT_EQ(state.image()[word(state, StepState::kSampleStartLoc, row)], row);
   }
   EXPECT_EQ(state.image()[word(state, StepState::kCounts)], 1);
+}
+
+TEST(StepState, the_last_row_of_padding_has_all_that_is_left) {
+  StepState state(kSlots, kBlocks, kBlockSize);
+  Step step{{2}, {3}, {6}, {3}, {}, {}};
+  step.num_padded = 3;
+  step.num_padded_tokens = 9;
+  changed(state, step);
+  for (int row = 0; row < 4; ++row) {
+    EXPECT_EQ(state.image()[word(state, StepState::kQueryStartLoc, row)], (Lens{0, 3, 4, 9}[row]));
+    EXPECT_EQ(state.image()[word(state, StepState::kSampleStartLoc, row)], (Lens{0, 0, 1, 3}[row]));
+  }
+  step.num_padded_tokens = 3;
+  changed(state, step);
+  EXPECT_EQ(state.image()[word(state, StepState::kQueryStartLoc, 2)], 3);
+  EXPECT_EQ(state.image()[word(state, StepState::kQueryStartLoc, 3)], 3);
 }
 
 TEST(StepState, what_was_forgotten_is_all_told_again) {
@@ -176,6 +194,14 @@ TEST(StepState, refuses_bad_input_and_changes_nothing) {
       "sample_draws[1] must be between 4 and 4, got 5");
   refused([](Step& s) { s.num_padded = 0; }, "num_padded must be between 1 and 4, got 0");
   refused([](Step& s) { s.num_padded = 5; }, "num_padded must be between 1 and 4, got 5");
+  refused([](Step& s) { s.num_padded = 2; }, "num_padded_tokens must be between 1 and");
+  refused(
+      [](Step& s) {
+        s.num_padded = s.num_padded_tokens = 2;
+        s.sample_rows = {0, 0, 0};
+        s.sample_draws = {0, 1, 2};
+      },
+      "the number of samples must be between 0 and 2, got 3");
   EXPECT_THROW(state.tell(StepState::kCounts, Lens{1, 2, 3}), std::invalid_argument,
                "counts has 2 words, got 3");
   EXPECT_THROW(StepState(0, 1, 1), std::invalid_argument, "max_num_slots must be between 1 and");

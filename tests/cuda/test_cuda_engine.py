@@ -15,6 +15,7 @@ from small_llama import CONFIG, answers, engine_on
 from pagedkv.block_manager import PrefixGrouper
 from pagedkv.engine import Engine
 from pagedkv.engine.device import resolve_device
+from pagedkv.engine.step_graphs import decode_size
 from pagedkv.models import random_model
 from pagedkv.records import Preempted, ScheduledStep
 from pagedkv.sampling_params import SamplingParams
@@ -27,6 +28,8 @@ PRESSURES = {
     "one batch": POOL,
     "chunks": {**POOL, "max_num_batched_tokens": 16, "max_num_seqs": 12},
     "one at a time": {**POOL, "max_num_seqs": 1},
+    "prompts kernel by kernel": {**POOL, "max_cudagraph_capture_size": 0},
+    "few tokens captured": {**POOL, "max_cudagraph_capture_size": 48, "max_num_seqs": 9},
     "swapped": {
         "num_gpu_blocks_override": 18,
         "watermark": 0.0,
@@ -73,6 +76,12 @@ def test_greedy_answers_are_those_of_the_cpu(device, on_cpu, name: str) -> None:
     again = answers(engine, made_prompts(), GREEDY)  # from the prefix cache
     assert again == on_cpu
     assert len({tuple(one[0]) for one in on_cpu}) == len(on_cpu)
+    captured = {key.size.num_tokens for key in engine._runner._graphs._graphs}
+    prompts = {key for key in engine._runner._graphs._graphs if key.size.max_query_len > 1}
+    assert bool(prompts) == (name not in ("prompts kernel by kernel", "one at a time"))
+    if name == "few tokens captured":
+        assert {16, 32, 48} <= captured
+        assert max(captured) == 48
     was_swapped = engine._runner.meter.rates.link_bytes_per_s != Rates().link_bytes_per_s
     assert was_swapped == (name == "swapped")
     assert bool(gone) == (name in ("swapped", "computed again"))
@@ -133,14 +142,41 @@ def test_all_that_steps_of_decodes_ask_for_is_captured_at_start_but_logits(devic
     engine = engine_on(device, **POOL)
     graphs = engine._runner._graphs
     assert graphs is not None
-    assert set(graphs._graphs) == {(size, True, 0) for size in graphs.sizes}
+    common = {(decode_size(size), True, 0) for size in graphs.sizes}
+    assert {key for key in graphs._graphs if key.size.max_query_len == 1} == common
     params = SamplingParams(temperature=0.7, top_k=9, top_p=0.8, min_p=0.01, seed=3, max_tokens=12)
     right = answers(engine_on("cpu", **POOL), made_prompts(), params)
     assert answers(engine, made_prompts(), params) == right
-    assert set(graphs._graphs) == {(size, True, 0) for size in graphs.sizes}
+    assert {key for key in graphs._graphs if key.size.max_query_len == 1} == common
     params = dataclasses.replace(params, logprobs=2, presence_penalty=0.5)
     answers(engine, made_prompts(), params)
     assert {chooses for _, chooses, _ in graphs._graphs} == {True, False}
+
+
+def test_a_short_step_with_prompts_is_a_graph_unless_it_needs_more(device) -> None:
+    engine = engine_on(device, **POOL)
+    replayed: list[int] = []
+    graphs = engine._runner._graphs
+    graph_for = graphs.graph_for
+
+    def counted(tensors: Any, *, chooses: bool) -> Any:
+        replayed.append(tensors.attn_metadata.max_query_len)
+        return graph_for(tensors, chooses=chooses)
+
+    graphs.graph_for = counted  # type: ignore[method-assign]
+    right = engine_on("cpu", **POOL)
+    prompts = [[i % 1500 for i in range(length)] for length in (3, 40, 100, 256, 257)]
+    for prompt, padded in zip(prompts, ([16], [64], [128], [256], []), strict=True):
+        replayed.clear()
+        assert answers(engine, [prompt], GREEDY) == answers(right, [prompt], GREEDY)
+        assert [one for one in replayed if one > 1] == padded
+        engine.reset_prefix_cache()
+        right.reset_prefix_cache()
+    for options in ({"n": 2, "temperature": 0.5, "seed": 1}, {"prompt_logprobs": 1}):
+        params = SamplingParams(**{"temperature": 0, "max_tokens": 4} | options)
+        replayed.clear()
+        answers(engine, [[9, 8, 7, 6]], params)
+        assert max(replayed) == 1
 
 
 def test_seeded_answers_are_those_of_the_cpu(device) -> None:

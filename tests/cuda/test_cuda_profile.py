@@ -58,28 +58,25 @@ def test_it_says_what_of_swaps_is_beside_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_seqs", [1, 5, 64])
-def test_a_steady_decode_step_is_one_copy_there_and_one_back(device, num_seqs: int) -> None:
+def test_a_steady_decode_step_is_one_copy_there_at_most_and_one_back(device, num_seqs: int) -> None:
     engine = engine_on(device, num_gpu_blocks_override=400)
     params = SamplingParams(temperature=0.7, seed=1, max_tokens=100, ignore_eos=True)
     for i in range(num_seqs):
         engine.add_request(str(i), [5, 6, 7 + i], params)
     for _ in range(6):
         engine.step()
+    state = engine._runner._inputs.state
 
     def run() -> None:
-        for _ in range(NUM_STEPS):
+        for _ in range(16):
             engine.step()
 
+    before = state.num_bytes_sent
     activities = record(run)
-    assert sum(one.way == "in" for one in activities) == NUM_STEPS
-    assert sum(one.way == "out" for one in activities) == NUM_STEPS
-    arrays = engine._runner._inputs._arrays
-    rows = engine._runner._graphs.size_for(num_seqs)
-    # Ids, positions, slots, owners; places of samples and where they go; how they are drawn: 7
-    # columns; lengths and starts; one entry of a table for each of at most 16 tokens; and what
-    # prefix groups may take: 3 numbers for each pair.
-    at_most = rows * (4 * 8 + 2 * 8 + 4 + 6 * 8 + 2 * 4 + 3 * 4 // 2) + 4
-    at_most += num_seqs * 4 + 17 * 16
-    assert arrays._end <= at_most
+    # Of each row one block id and where it stands; all get their second block in one step, or in
+    # two, as the first request may be a step ahead of the others.
+    assert state.num_bytes_sent - before == 12 * num_seqs
+    assert 1 <= sum(one.way == "in" for one in activities) <= 2
+    assert sum(one.way == "out" for one in activities) == 16
     while engine.has_work:
         engine.step()

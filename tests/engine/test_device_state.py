@@ -15,7 +15,7 @@ from harness import answer, run
 
 from pagedkv.block_manager import StepTables
 from pagedkv.engine import Engine
-from pagedkv.engine.input_builder import InputBuilder, StepTensors
+from pagedkv.engine.input_builder import InputBuilder, PaddedSize, StepTensors
 from pagedkv.records import PENDING, ScheduledStep
 from pagedkv.sampling import RowTensors, SlotParams
 from pagedkv.sampling_params import SamplingParams
@@ -36,16 +36,18 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def expected_inputs(
-    inputs: InputBuilder, step: ScheduledStep, token_ids: Any, params: SlotParams, num_padded: int
+    inputs: InputBuilder, step: ScheduledStep, token_ids: Any, params: SlotParams, size: PaddedSize
 ) -> dict[str, np.ndarray]:
     """From scratch: the manager's tables and the slot tables alone."""
     state, num_rows, num_samples = inputs.state, step.slots.size, step.sample_rows.size
     num_slots, width = state.block_tables.shape
-    most = step.num_tokens + num_padded
+    most, more_rows = size.num_tokens, size.num_rows - num_rows
+    more_tokens = most - step.num_tokens
+    more_samples = size.num_rows - num_samples if more_rows else 0
     tables = np.zeros((num_slots, width), dtype=np.int32)
     slot_mapping, positions = np.full(most, -1), np.zeros(most, dtype=np.int64)
-    lens = np.zeros(num_rows + num_padded, dtype=np.int32)
-    starts = np.zeros(num_rows + num_padded + 1, dtype=np.int32)
+    lens = np.zeros(size.num_rows, dtype=np.int32)
+    starts = np.zeros(size.num_rows + 1, dtype=np.int32)
     StepTables(inputs._tables_manager, num_slots, width).write(  # type: ignore[attr-defined]
         step.seq_ids,
         step.query_lens,
@@ -56,19 +58,19 @@ def expected_inputs(
         seq_lens=lens,
         query_start_loc=starts,
     )
-    starts[num_rows + 1 :] = step.num_tokens + 1 + np.arange(num_padded)
+    starts[num_rows + 1 :] = np.minimum(step.num_tokens + 1 + np.arange(more_rows), most)
+    starts[-1] = most
     owners = np.repeat(step.slots, step.query_lens)
     ids = token_ids[owners, positions[: step.num_tokens]].astype(np.int64)
     ids = np.where(ids == PENDING, state.latest.numpy()[owners], ids)
     rows = params.rows(step.slots[step.sample_rows], step.sample_draws)
     drawn = RowTensors.of(rows, lens[step.sample_rows].astype(np.int64))
-    nothing = np.zeros(num_padded, dtype=np.int64)
 
     def padded(values: Any, padding: float = 0) -> np.ndarray:
-        return np.concatenate([np.asarray(values), nothing + padding])
+        return np.concatenate([np.asarray(values), np.full(more_samples, padding)])
 
     return {
-        "input_ids": padded(ids),
+        "input_ids": np.concatenate([ids, np.zeros(more_tokens, dtype=np.int64)]),
         "positions": positions,
         "slot_mapping": slot_mapping,
         "seq_lens": lens,
@@ -83,7 +85,7 @@ def expected_inputs(
         "sample_positions": padded(drawn.positions),
         "draws": padded(drawn.draws),
         "tables": tables[step.slots],
-        "num_samples": np.array(num_samples + num_padded),
+        "num_samples": np.array(num_samples + more_samples),
     }
 
 
@@ -116,9 +118,10 @@ def assert_from_scratch(
     step: ScheduledStep,
     token_ids: Any,
     params: SlotParams,
-    num_padded: int = 0,
+    size: PaddedSize | None = None,
 ) -> None:
-    wanted = expected_inputs(inputs, step, token_ids, params, num_padded)
+    own = PaddedSize(step.num_tokens, step.slots.size, 0)
+    wanted = expected_inputs(inputs, step, token_ids, params, size or own)
     found = written_inputs(tensors, step.slots.size)
     lens, size = wanted["seq_lens"], inputs._block_size
     for row in range(step.slots.size):  # behind a table's end is nobody's
@@ -139,16 +142,19 @@ def compare_every_step(engine: Engine, source: np.random.Generator) -> list[str]
 
     def built(step: ScheduledStep, token_ids: Any, params: SlotParams, **_: Any) -> StepTensors:
         free = engine.max_num_seqs - step.slots.size
-        is_decode = step.num_tokens == step.slots.size == step.sample_rows.size
+        has_answers = bool((np.diff(step.sample_rows) == 0).any())  # several of a prompt
         chance = source.random()
-        if chance < 0.05:
+        if seen.count("step") % 20 == 19:
             inputs.forget()
             seen.append("forgotten")
-        elif chance < 0.25 and is_decode and free:
-            more = int(source.integers(1, free + 1))
-            padded = build(step, token_ids, params, num_padded=step.slots.size + more)
+        elif chance < 0.2 and free and not has_answers:
+            rows, tokens = source.integers([1, 0], [free + 1, 6]).tolist()
+            most = min(step.num_tokens + tokens, engine._config.scheduler.max_num_batched_tokens)
+            size = PaddedSize(most, step.slots.size + rows, most)
+            padded = build(step, token_ids, params, padded=size)
             advance(padded)
-            assert_from_scratch(inputs, padded, step, token_ids, params, more)
+            assert_from_scratch(inputs, padded, step, token_ids, params, size)
+            assert padded.attn_metadata.max_query_len == most
             seen.append("padded")
         if step.swap_out.size:
             inputs.written_blocks(step)

@@ -71,6 +71,7 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ({"max_num_paced_tokens": 256}, "256: it must be 0, or above max_num_seqs 256 and at most"),
         ({"max_num_paced_tokens": 2049}, "2049: it must be 0, .* max_num_batched_tokens 2048"),
         ({"reserve_after_preemptions": 0}, "reserve_after_preemptions must be at least 1"),
+        ({"max_cudagraph_capture_size": -1}, "max_cudagraph_capture_size must be at least 0"),
         ({"enforce_eager": 1}, "enforce_eager must be True or False, got 1"),
         ({"async_scheduling": "yes"}, "async_scheduling must be True or False, got 'yes'"),
         ({"dtype": "float64"}, "dtype must be one of auto, float32, bfloat16, float16"),

@@ -12,7 +12,7 @@ import torch
 
 from pagedkv.block_manager import BlockManager, PrefixGrouper
 from pagedkv.config import SchedulerConfig
-from pagedkv.engine.input_builder import InputBuilder
+from pagedkv.engine.input_builder import InputBuilder, PaddedSize
 from pagedkv.engine.packed_copy import PackedCopy
 from pagedkv.records import empty_step
 from pagedkv.sampling import SlotParams
@@ -84,13 +84,17 @@ def test_decodes_that_share_a_prefix_are_told_with_empty_entries_behind_them() -
         return None if found is None else found.tolist()
 
     assert groups([0, 1, 2, 3], [1, 1, 1, 1]) == [[1, 3, 2]]
-    assert groups([1, 2, 3], [1, 1, 1], num_padded=6) == [[0, 3, 2]]
+    assert groups([1, 2, 3], [1, 1, 1], padded=PaddedSize(6, 6, 1)) == [[0, 3, 2]]
     assert groups([0, 1], [1, 1]) is None
     for seq_id in (4, 5):
         manager.allocate(seq_id, [*range(20, 29), seq_id])
         manager.publish(seq_id, [], num_computed_tokens=10)
-    assert groups([1, 2, 4, 5], [1] * 4, num_padded=6) == [[0, 2, 2], [2, 2, 2], [0, 0, 0]]
-    assert groups([3], [1], num_padded=4) is None
+    assert groups([1, 2, 4, 5], [1] * 4, padded=PaddedSize(6, 6, 1)) == [
+        [0, 2, 2],
+        [2, 2, 2],
+        [0, 0, 0],
+    ]
+    assert groups([3], [1], padded=PaddedSize(4, 4, 1)) is None
     # Beside a chunk of a prompt, unless it is a large one.
     assert groups([1, 2, 3], [1, 1, 2]) == [[0, 2, 2]]
     assert groups([1, 2, 3], [1, 1, 11]) is None

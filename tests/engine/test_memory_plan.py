@@ -15,10 +15,10 @@ import torch
 
 from pagedkv.config import EngineConfig
 from pagedkv.engine import memory_plan
-from pagedkv.engine.decode_graphs import sizes_for
 from pagedkv.engine.live_memory import LiveMemory
 from pagedkv.engine.loaded_model import describe
 from pagedkv.engine.memory_plan import log_prediction, predict
+from pagedkv.engine.step_graphs import sizes_for, token_sizes_for
 from pagedkv.models import ModelConfig, random_model
 from pagedkv.records import MemoryPlan
 
@@ -139,6 +139,11 @@ def test_graphs_are_counted_unless_there_are_none() -> None:
     assert 0 < few.graphs_bytes < many.graphs_bytes
     assert sizes_for(16) == [1, 2, 4, 8, 16]
     assert sizes_for(1) == [1]
+    assert token_sizes_for(100) == [16, 32, 64, 96, 100]
+    assert token_sizes_for(16) == [16]
+    assert token_sizes_for(0) == []
+    without = plan(max_cudagraph_capture_size=0)
+    assert without.graphs_bytes < plan().graphs_bytes
     # Without an option for the pool, what graphs may take is left free.
     assert plan(enforce_eager=True).num_blocks > plan().num_blocks
 

@@ -51,8 +51,11 @@ struct StateStep {
   const std::int32_t* params = nullptr;        // [max_num_slots, kParamWords]
   const TokenId* token_ids = nullptr;          // [max_num_slots, max_model_len]; kPendingToken
   std::int64_t max_model_len = 0;
-  // Rows of padding follow up to this one, each with one token and one sample; at least num_rows.
+  // Rows of padding follow up to num_padded rows, at least num_rows, and num_padded_tokens tokens:
+  // each has one of these and one sample, as far as there are so many, the last all that are left.
+  // Samples are as many as rows then. Without such rows nothing is left.
   std::int64_t num_padded = 0;
+  std::int64_t num_padded_tokens = 0;
 };
 
 class StepState {

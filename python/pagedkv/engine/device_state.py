@@ -109,9 +109,9 @@ class DeviceState:
         sample_draws: NDArray[np.int64],
         params: SlotParams,
         token_ids: NDArray[np.int32],
-        num_padded: int | None,
+        padded: tuple[int, int] | None,
     ) -> None:
-        """The next step, as StepState.update() has it."""
+        """The next step, as StepState.update() has it. padded: its tokens and rows with padding."""
         self._image.update(
             slots,
             query_lens,
@@ -121,7 +121,7 @@ class DeviceState:
             sample_draws,
             params.words,
             token_ids,
-            num_padded,
+            padded,
         )
 
     def prefix_groups(self, groups: NDArray[np.int32], num_groups: int) -> torch.Tensor:

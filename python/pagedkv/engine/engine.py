@@ -128,6 +128,7 @@ class Engine:
             vocab_size=loaded.sampled_vocab_size,
             clock=clock,
             enforce_eager=config.enforce_eager,
+            max_captured_tokens=config.max_captured_tokens,
         )
         self._requests = RequestBuilder(
             loaded.tokenizer,

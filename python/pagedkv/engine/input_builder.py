@@ -6,6 +6,7 @@ a fixed number of calls, whatever the number of sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,17 @@ from pagedkv.engine.device_state import DeviceState, StepInputs
 from pagedkv.models import AttentionMetadata
 from pagedkv.records import ScheduledStep
 from pagedkv.sampling import RowTensors, SlotParams
+
+
+class PaddedSize(NamedTuple):
+    """A step with rows of padding behind its own, which write nothing and read nothing: as many as
+    there are up to num_rows, each with a token up to num_tokens, the last with all that are left.
+    A row has a sample, padding all that are left. max_query_len: 1, or what no row exceeds.
+    """
+
+    num_tokens: int
+    num_rows: int
+    max_query_len: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,16 +94,15 @@ class InputBuilder:
         token_ids: NDArray[np.int32],
         params: SlotParams,
         *,
-        num_padded: int | None = None,
+        padded: PaddedSize | None = None,
     ) -> StepTensors:
         """The step's state on the device, and where its tensors will be; advance() writes them.
 
         Args:
             token_ids: the slot table's [max_num_seqs, max_model_len].
             params: by slot.
-            num_padded: of a step of decodes alone, which all sample: that many rows, those beyond
-                the step's own being padding, which writes nothing and reads nothing. The tensors
-                of equal num_padded are at equal addresses.
+            padded: of a step whose rows have one sample at most: how large it is made. The tensors
+                of equal sizes are at equal addresses.
         """
         num_rows = step.slots.size
         lens, first_written = self._by_row[:, :num_rows]
@@ -106,11 +117,13 @@ class InputBuilder:
             step.sample_draws,
             params,
             token_ids,
-            num_padded,
+            None if padded is None else padded[:2],
         )
         size = step.num_tokens, step.sample_rows.size, num_rows
-        if num_padded is not None:
-            size = num_padded, num_padded, num_padded
+        max_query_len = int(step.query_lens.max(initial=1))
+        if padded is not None:
+            size = padded.num_tokens, padded.num_rows, padded.num_rows
+            max_query_len = padded.max_query_len
         prefix_groups = None
         if self._grouper is not None and size[0] <= self._most_grouped:
             prefix_groups = self._groups(self._grouper, step, lens)
@@ -125,7 +138,7 @@ class InputBuilder:
                 seq_lens=inputs.seq_lens,
                 query_start_loc=inputs.query_start_loc,
                 slot_mapping=slot_mapping,
-                max_query_len=int(step.query_lens.max(initial=1)),
+                max_query_len=max_query_len,
                 prefix_groups=prefix_groups,
                 workspace=self._workspace if prefix_groups is None else None,
             ),

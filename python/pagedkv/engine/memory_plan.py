@@ -15,11 +15,11 @@ from collections.abc import Mapping
 import torch
 
 from pagedkv.config import EngineConfig
-from pagedkv.engine.decode_graphs import sizes_for
 from pagedkv.engine.largest_step import run_step
 from pagedkv.engine.live_memory import LiveMemory
 from pagedkv.engine.loaded_model import LoadedModel, describe
 from pagedkv.engine.pool_size import kept_bytes
+from pagedkv.engine.step_graphs import sizes_for, token_sizes_for
 from pagedkv.kv_cache import num_blocks_for, num_cpu_blocks_for
 from pagedkv.models import ModelConfig, shape_model
 from pagedkv.records import MemoryPlan
@@ -75,8 +75,9 @@ def predict(
         left = max(left - kept_bytes(config, loaded.sampled_vocab_size), 0)
         if not config.enforce_eager:
             num_seqs = config.scheduler.max_num_seqs
-            alive = _peak_bytes(loaded, config, num_seqs)
-            graphs = _GRAPH_POOL_FACTOR * alive + _GRAPH_BYTES * len(sizes_for(num_seqs))
+            alive = _peak_bytes(loaded, config, max(num_seqs, config.max_captured_tokens))
+            sizes = [*sizes_for(num_seqs), *token_sizes_for(config.max_captured_tokens)]
+            graphs = _GRAPH_POOL_FACTOR * alive + _GRAPH_BYTES * len(sizes)
     shape = loaded.cache_shape.stored_as(config.cache.kv_cache_dtype)
     num_blocks = num_blocks_for(
         config.cache,

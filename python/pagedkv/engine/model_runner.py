@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagedkv.engine.decode_graphs import DecodeGraphs
-from pagedkv.engine.input_builder import InputBuilder, StepTensors
+from pagedkv.engine.input_builder import InputBuilder, PaddedSize, StepTensors
 from pagedkv.engine.layer_caches import layer_caches
 from pagedkv.engine.model import Model
 from pagedkv.engine.rate_meter import RateMeter
+from pagedkv.engine.step_graphs import StepGraphs
 from pagedkv.engine.step_parts import (
     is_out_of_memory,
     join_samples,
@@ -95,8 +95,10 @@ class ModelRunner:
         vocab_size: int,
         clock: Callable[[], float] = time.perf_counter,
         enforce_eager: bool = False,
+        max_captured_tokens: int = 0,
     ) -> None:
-        """enforce_eager: without CUDA graphs; as always on a CPU."""
+        """enforce_eager: without CUDA graphs; as always on a CPU. max_captured_tokens: most tokens
+        of steps with prompts that are graphs."""
         self._model = model
         self._kv_cache = kv_cache
         self._layers = layer_caches(kv_cache)
@@ -112,24 +114,24 @@ class ModelRunner:
         self.meter = RateMeter()
         # Not the default stream: there the copy engines would have to wait for everything.
         self._stream: torch.cuda.Stream | None = None
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             # Weights and pool may still be on their way there.
             self._stream.wait_stream(torch.cuda.current_stream(device))
             if not enforce_eager:
-                self._capture(max_num_seqs)
+                self._capture(max_num_seqs, max_captured_tokens)
         self._swaps = Swaps(kv_cache, self._watch, self._stream)
 
     @torch.inference_mode()
-    def _capture(self, max_num_seqs: int) -> None:
+    def _capture(self, max_num_seqs: int, max_captured_tokens: int) -> None:
         device = self._kv_cache.tensor.device
-        graphs = DecodeGraphs(self._decode, max_num_seqs)
+        graphs = StepGraphs(self._captured, max_num_seqs, max_captured_tokens)
 
-        def padding(size: int) -> StepTensors:
+        def padding(size: PaddedSize) -> StepTensors:
             torch.cuda.synchronize(device)  # the memory that is written may still be read
             ids = np.empty((max_num_seqs, 0), dtype=np.int32)
-            return self._inputs.build(empty_step(), ids, self._params, num_padded=size)
+            return self._inputs.build(empty_step(), ids, self._params, padded=size)
 
         torch.cuda.synchronize(device)
         with torch.cuda.stream(self._stream):
@@ -170,7 +172,7 @@ class ModelRunner:
             return self._in_parts(step, token_ids) if launched is None else launched
 
     def _try(
-        self, step: ScheduledStep, token_ids: NDArray[np.int32], graphs: DecodeGraphs | None
+        self, step: ScheduledStep, token_ids: NDArray[np.int32], graphs: StepGraphs | None
     ) -> Launched | None:
         """None: the device's memory does not suffice, and nothing has happened but that the step's
         K/V may have been written, as they will be again.
@@ -213,24 +215,29 @@ class ModelRunner:
         return Launched(tokens, kept, params, None, None, scores, unfit)
 
     def _compute(
-        self, step: ScheduledStep, token_ids: NDArray[np.int32], graphs: DecodeGraphs | None
+        self, step: ScheduledStep, token_ids: NDArray[np.int32], graphs: StepGraphs | None
     ) -> Launched:
         params = self._wanted(step)
-        num_padded = None
+        padded = None
         has_rules = bool(self._has_rules[step.slots].any())
-        if graphs is not None and _is_decode(step):
-            num_padded = graphs.size_for(step.slots.size)
-        tensors = self._inputs.build(step, token_ids, self._params, num_padded=num_padded)
-        if graphs is not None and num_padded is not None:
+        if graphs is not None and not self._scores_prompts(step):
+            padded = graphs.size_for(step)
+        tensors = self._inputs.build(step, token_ids, self._params, padded=padded)
+        prefilling = None
+        if graphs is not None and padded is not None:
+            num_samples = step.sample_rows.size
             chooses = params is None and not has_rules
-            result = graphs.run(tensors, chooses=chooses)
+            graph, result = graphs.graph_for(tensors, chooses=chooses)
+            begin = self._watch.mark()
+            graph.replay()
+            if padded.max_query_len > 1:
+                prefilling = step.num_tokens, Span(begin, self._watch.mark())
             chosen = result if chooses else self._choose(result, step, tensors, token_ids)
             # The next run of a graph writes where the logits are.
-            logits = None if params is None else result[: step.slots.size].clone()
-            return self._launched(chosen[: step.slots.size], logits, params, None)
+            logits = None if params is None else result[:num_samples].clone()
+            return self._launched(chosen[:num_samples], logits, params, prefilling)
         begin = self._watch.mark()
         hidden = self._hidden(tensors)
-        prefilling = None
         if tensors.attn_metadata.max_query_len > 1:
             prefilling = step.num_tokens, Span(begin, self._watch.mark())
         logits = None
@@ -264,10 +271,13 @@ class ModelRunner:
             done.record()
         return Launched(chosen, logits, params, done, prefilling)
 
-    def _decode(self, tensors: StepTensors, chooses: bool) -> torch.Tensor:
-        """A step of decodes, from its inputs to its tokens, or to its logits where the choice needs
-        more than the inputs: what a CUDA graph holds."""
-        logits = self._logits(self._hidden(tensors))
+    def _captured(self, tensors: StepTensors, chooses: bool) -> torch.Tensor:
+        """A step from its inputs to its tokens, or to its logits where the choice needs more than
+        the inputs: what a CUDA graph holds."""
+        hidden = self._hidden(tensors)
+        if tensors.attn_metadata.max_query_len > 1:
+            hidden = hidden[tensors.logit_rows]
+        logits = self._logits(hidden)
         return self._keep(choose(logits, tensors.draws), tensors) if chooses else logits
 
     def _hidden(self, tensors: StepTensors) -> torch.Tensor:
@@ -322,6 +332,12 @@ class ModelRunner:
         rows = logits[torch.from_numpy(wanted).to(logits.device)]
         scores = score_tokens(rows, wanted, chosen[wanted], num_top)
         return scores._replace(num_tops=params.num_logprobs[wanted])
+
+    def _scores_prompts(self, step: ScheduledStep) -> bool:
+        """Whether tokens of the step's prompts may be wanted with their logprobs."""
+        if step.num_tokens == step.slots.size:
+            return False
+        return bool((self._num_prompt_logprobs[step.slots] >= 0).any())
 
     def _prompt_scores(
         self,
@@ -378,8 +394,3 @@ class ModelRunner:
             logits = call_functions(logits, ruled)
             edits = edit_tensors(ruled, logits.shape[0], logits.device)
         return self._keep(choose(logits, tensors.draws, edits), tensors)
-
-
-def _is_decode(step: ScheduledStep) -> bool:
-    """Whether each row has one token and gets the next."""
-    return step.num_tokens == step.slots.size == step.sample_rows.size

@@ -1,0 +1,132 @@
+"""Short steps with prompts on one GPU, as CUDA graphs and kernel by kernel: the time to the first
+token of one prompt alone, and a step of 64 decodes and a prompt of 128 tokens, steps following each
+other. Beside them steps of decodes alone.
+
+Two engines of one process, same shape and random weights, take turns; medians. A prompt of n tokens
+is padded to the next size that is captured, so the last of each size shows what padding costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import rows
+from bench_throughput import SHAPES
+from pagedkv import SamplingParams
+from pagedkv.config import EngineConfig
+from pagedkv.engine import Engine
+
+PROMPT_LENS = (16, 20, 100, 128, 129, 200, 256)
+NUM_TIMES = 15
+NUM_BESIDE, BESIDE_LEN = 64, 128
+OPTIONS: dict[str, object] = {
+    "load_format": "dummy",
+    "max_model_len": 4096,
+    "num_gpu_blocks_override": 4000,
+    "enable_prefix_caching": False,
+}
+
+
+def engine_of(shape: str, **options: object) -> Engine:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
+        return Engine.from_config(EngineConfig.from_options(folder, **OPTIONS | options))
+
+
+class Prompts:
+    """Requests of random ids, each with a name of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._source = random.Random(0)
+        self._number = 0
+
+    def add(self, length: int, max_tokens: int) -> None:
+        self._number += 1
+        prompt = [self._source.randrange(10_000) for _ in range(length)]
+        params = SamplingParams(temperature=0.6, max_tokens=max_tokens, ignore_eos=True)
+        self._engine.add_request(str(self._number), prompt, params)
+
+
+def finish(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+    torch.cuda.synchronize()
+
+
+def first_token_us(engine: Engine, prompts: Prompts, length: int) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    prompts.add(length, 1)
+    finish(engine)
+    return (time.perf_counter() - begin) * 1e6
+
+
+def step_us(engine: Engine, prompts: Prompts, num_decodes: int, prompt_len: int) -> float:
+    """Of 30 steps, each with decodes and, where prompt_len is not 0, a prompt."""
+    num_steps = 30
+    for _ in range(num_decodes):
+        prompts.add(100, num_steps + 20)
+    begin = 0.0
+    for number in range(num_steps + 12):
+        if number == 12:
+            begin = time.perf_counter()
+        if prompt_len and number > 4:
+            prompts.add(prompt_len, 1)
+        engine.step()
+    us = (time.perf_counter() - begin) * 1e6 / num_steps
+    finish(engine)
+    return us
+
+
+def measure(shape: str, sizes: tuple[int, ...]) -> list[rows.Row]:
+    """sizes: max_cudagraph_capture_size of each engine; the last is the baseline."""
+    engines = [engine_of(shape, max_cudagraph_capture_size=size) for size in sizes]
+    prompts = [Prompts(engine) for engine in engines]
+    parts: dict[str, Callable[[Engine, Prompts], float]] = {
+        f"first token of {length}": lambda engine, made, n=length: first_token_us(engine, made, n)
+        for length in PROMPT_LENS
+    }
+    beside = f"step, {NUM_BESIDE} decodes and {BESIDE_LEN} tokens of a prompt"
+    parts[beside] = lambda engine, made: step_us(engine, made, NUM_BESIDE, BESIDE_LEN)
+    parts[f"step, {NUM_BESIDE} decodes"] = lambda engine, made: step_us(engine, made, NUM_BESIDE, 0)
+    found: list[rows.Row] = []
+    for name, part in parts.items():
+        num_warm, num_times = (3, NUM_TIMES) if name.startswith("first") else (1, 1)
+        times: list[list[float]] = [[] for _ in engines]
+        for number in range(num_warm + num_times):
+            for i, engine in enumerate(engines):
+                us = part(engine, prompts[i])
+                if number >= num_warm:
+                    times[i].append(us)
+        medians = [statistics.median(one) for one in times]
+        for size, us in zip(sizes, medians, strict=True):
+            how = f"captured up to {size} tokens" if size else "kernel by kernel"
+            found.append(rows.Row(name, f"{shape}, {how}", us, baseline=medians[-1] / us))
+    del engines, prompts
+    gc.collect()
+    torch.cuda.empty_cache()
+    return found
+
+
+def main() -> int:
+    parser = rows.parser(__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, action="append")
+    options: argparse.Namespace = parser.parse_args()
+    made = [row for shape in options.shape or SHAPES for row in measure(shape, (256, 0))]
+    return rows.report("short steps", made, save=options.save)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
