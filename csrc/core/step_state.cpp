@@ -11,14 +11,21 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
-std::string at(const char* name, std::size_t i) {
-  return std::string(name) + "[" + std::to_string(i) + "]";
+[[noreturn]] void refuse_bound(const std::string& name, std::int64_t value, std::int64_t low,
+                               std::int64_t high) {
+  refuse(name + " must be between " + std::to_string(low) + " and " + std::to_string(high) +
+         ", got " + std::to_string(value));
 }
 
-void check_bound(const std::string& name, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value < low || value > high) {
-    refuse(name + " must be between " + std::to_string(low) + " and " + std::to_string(high) +
-           ", got " + std::to_string(value));
+void check_bound(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value < low || value > high) refuse_bound(name, value, low, high);
+}
+
+// Of entry i; a step has thousands, so the words are put together for a bad one only.
+void check_entry(const char* name, std::size_t i, std::int64_t value, std::int64_t low,
+                 std::int64_t high) {
+  if (value < low || value > high) [[unlikely]] {
+    refuse_bound(std::string(name) + "[" + std::to_string(i) + "]", value, low, high);
   }
 }
 
@@ -62,10 +69,10 @@ void StepState::check(const StateStep& step) const {
   const std::int64_t longest = std::min(step.max_model_len, max_num_blocks_ * block_size_);
   std::int64_t num_tokens = 0;
   for (std::size_t r = 0; r < num_rows; ++r) {
-    check_bound(at("slots", r), step.slots[r], 0, max_num_slots_ - 1);
-    check_bound(at("seq_lens", r), step.seq_lens[r], 0, longest);
-    check_bound(at("query_lens", r), step.query_lens[r], 0, step.seq_lens[r]);
-    check_bound(at("first_written", r), step.first_written[r], 0, max_num_blocks_);
+    check_entry("slots", r, step.slots[r], 0, max_num_slots_ - 1);
+    check_entry("seq_lens", r, step.seq_lens[r], 0, longest);
+    check_entry("query_lens", r, step.query_lens[r], 0, step.seq_lens[r]);
+    check_entry("first_written", r, step.first_written[r], 0, max_num_blocks_);
     num_tokens += step.query_lens[r];
   }
   check_bound("the number of tokens", num_tokens, 0, kMaxSeqLen);
@@ -76,11 +83,10 @@ void StepState::check(const StateStep& step) const {
   }
   for (std::size_t s = 0; s < step.sample_rows.size(); ++s) {
     const std::int64_t before = s == 0 ? 0 : step.sample_rows[s - 1];
-    check_bound(at("sample_rows", s), step.sample_rows[s], before,
+    check_entry("sample_rows", s, step.sample_rows[s], before,
                 static_cast<std::int64_t>(num_rows) - 1);
     const bool is_next = s > 0 && step.sample_rows[s] == before;
-    check_bound(at("sample_draws", s), step.sample_draws[s],
-                is_next ? step.sample_draws[s - 1] + 1 : 0,
+    check_entry("sample_draws", s, step.sample_draws[s], is_next ? step.sample_draws[s - 1] + 1 : 0,
                 is_next ? step.sample_draws[s - 1] + 1 : INT32_MAX);
   }
 }
@@ -124,7 +130,12 @@ void StepState::update(const StateStep& step) {
   set(begins_[kCounts], static_cast<std::int32_t>(num_rows));
   set(starts, 0);
   set(samples, 0);
+  constexpr std::size_t kAhead = 8;  // each row's token is in a cache line of its own
   for (std::size_t r = 0; r < num_rows; ++r) {
+    if (r + kAhead < num_rows && step.seq_lens[r + kAhead] > 0) {
+      __builtin_prefetch(step.token_ids + step.slots[r + kAhead] * step.max_model_len +
+                         step.seq_lens[r + kAhead] - 1);
+    }
     set_row(step, r);
     num_tokens += static_cast<std::int32_t>(step.query_lens[r]);
     set(++starts, num_tokens);

@@ -22,9 +22,10 @@ _USUAL_CHANGES = 64
 
 class StepInputs(NamedTuple):
     """Where advance() writes: views of memory that stays, so those of equal sizes are the same.
-    tokens int64 [3, num_tokens]: input_ids, positions, slot_mapping; block_tables int32 [num_rows,
-    max_num_blocks], seq_lens int32 [num_rows]; samples int64 [6, num_samples], as advance_step has
-    them. slots, query_start_loc, sample_start_loc: of the state, by row.
+    tokens int64 [3, num_tokens] and its rows; block_tables int32 [num_rows, max_num_blocks],
+    seq_lens int32 [num_rows]; samples int64 [6, num_samples], filters, inverse_temperatures as
+    advance_step has them, and what of them is the choice's. slots, query_start_loc,
+    sample_start_loc: of the state, by row.
     """
 
     tokens: torch.Tensor
@@ -36,12 +37,12 @@ class StepInputs(NamedTuple):
     slots: torch.Tensor
     query_start_loc: torch.Tensor
     sample_start_loc: torch.Tensor
-
-    @property
-    def draws(self) -> RowTensors:
-        _, _, top_k, seeds, positions, draws = self.samples.unbind()
-        top_p, min_p = self.filters.unbind()
-        return RowTensors(self.inverse_temperatures, top_k, top_p, min_p, seeds, positions, draws)
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    logit_rows: torch.Tensor
+    sample_slots: torch.Tensor
+    draws: RowTensors
 
 
 class DeviceState:
@@ -71,15 +72,15 @@ class DeviceState:
         self._token_ids = self._copy.usual(torch.int32, max_num_tokens)
         # By slot, the token that was chosen last, and one for padding.
         self.latest = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=device)
-        self._inputs = StepInputs(
-            torch.zeros(3, max_num_tokens, dtype=torch.int64, device=device),
-            torch.zeros(max_num_seqs, max_num_blocks, dtype=torch.int32, device=device),
-            torch.zeros(max_num_seqs, dtype=torch.int32, device=device),
-            *_sample_inputs(max_num_seqs, device),
-            self._section("slots"),
-            self._section("query_start_loc"),
-            self._section("sample_start_loc"),
+        self._tokens = torch.zeros(3, max_num_tokens, dtype=torch.int64, device=device)
+        self._block_tables = torch.zeros(
+            max_num_seqs, max_num_blocks, dtype=torch.int32, device=device
         )
+        self._seq_lens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self._drawn = _sample_inputs(max_num_seqs, device)
+        self._by_row = [
+            self._section(name) for name in ("slots", "query_start_loc", "sample_start_loc")
+        ]
         self._prefix_groups = self._section("prefix_groups").view(-1, 3)
         self._advance = (
             self._section("counts"),
@@ -156,23 +157,27 @@ class DeviceState:
         return self._views[size]
 
     def _view(self, num_tokens: int, num_samples: int, num_rows: int) -> StepInputs:
-        all_ = self._inputs
+        samples, filters, inverse_temperatures = self._drawn
         if num_samples > self._max_num_seqs:  # prompts with several answers
-            drawn = _sample_inputs(num_samples, all_.tokens.device)
-        else:
-            drawn = (
-                all_.samples[:, :num_samples],
-                all_.filters[:, :num_samples],
-                all_.inverse_temperatures[:num_samples],
-            )
+            samples, filters, inverse_temperatures = _sample_inputs(num_samples, samples.device)
+        tokens, samples = self._tokens[:, :num_tokens], samples[:, :num_samples]
+        filters, inverse_temperatures = filters[:, :num_samples], inverse_temperatures[:num_samples]
+        logit_rows, sample_slots, top_k, seeds, positions, draws = samples.unbind()
+        slots, query_start_loc, sample_start_loc = self._by_row
         return StepInputs(
-            all_.tokens[:, :num_tokens],
-            all_.block_tables[:num_rows],
-            all_.seq_lens[:num_rows],
-            *drawn,
-            all_.slots[:num_rows],
-            all_.query_start_loc[: num_rows + 1],
-            all_.sample_start_loc[: num_rows + 1],
+            tokens,
+            self._block_tables[:num_rows],
+            self._seq_lens[:num_rows],
+            samples,
+            filters,
+            inverse_temperatures,
+            slots[:num_rows],
+            query_start_loc[: num_rows + 1],
+            sample_start_loc[: num_rows + 1],
+            *tokens.unbind(),
+            logit_rows,
+            sample_slots,
+            RowTensors(inverse_temperatures, top_k, *filters.unbind(), seeds, positions, draws),
         )
 
     def advance(self, inputs: StepInputs) -> None:

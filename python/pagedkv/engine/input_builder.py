@@ -37,8 +37,7 @@ class StepTensors:
     [num_tokens]; logit_rows int64 [num_samples], the token whose hidden state gives each sampled
     row's logits; sample_slots int64 [num_samples]; draws: how each of them is drawn.
 
-    On the CPU: sample_positions int64 [num_samples], the index in its sequence of the token to be
-    sampled; row_lens int64 [num_rows], tokens of each row's sequence, this step included.
+    On the CPU: row_lens int32 [num_rows], tokens of each row's sequence, this step included.
     """
 
     input_ids: torch.Tensor
@@ -48,8 +47,7 @@ class StepTensors:
     sample_slots: torch.Tensor
     draws: RowTensors
     inputs: StepInputs
-    sample_positions: NDArray[np.int64]
-    row_lens: NDArray[np.int64]
+    row_lens: NDArray[np.int32]
 
 
 class InputBuilder:
@@ -129,25 +127,23 @@ class InputBuilder:
             prefix_groups = self._groups(self._grouper, step, lens)
         self.state.send()
         inputs = self.state.inputs(*size)
-        input_ids, positions, slot_mapping = inputs.tokens.unbind()
         return StepTensors(
-            input_ids=input_ids,
-            positions=positions,
+            input_ids=inputs.input_ids,
+            positions=inputs.positions,
             attn_metadata=AttentionMetadata(
                 block_tables=inputs.block_tables,
                 seq_lens=inputs.seq_lens,
                 query_start_loc=inputs.query_start_loc,
-                slot_mapping=slot_mapping,
+                slot_mapping=inputs.slot_mapping,
                 max_query_len=max_query_len,
                 prefix_groups=prefix_groups,
                 workspace=self._workspace if prefix_groups is None else None,
             ),
-            logit_rows=inputs.samples[0],
-            sample_slots=inputs.samples[1],
+            logit_rows=inputs.logit_rows,
+            sample_slots=inputs.sample_slots,
             draws=inputs.draws,
             inputs=inputs,
-            sample_positions=lens[step.sample_rows].astype(np.int64),
-            row_lens=lens.astype(np.int64),
+            row_lens=lens,
         )
 
     def advance(self, tensors: StepTensors) -> None:

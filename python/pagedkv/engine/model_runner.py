@@ -376,7 +376,7 @@ class ModelRunner:
         for row in np.flatnonzero(self._has_rules[slots]).tolist():
             rules = self._rules[int(slots[row])]
             assert rules is not None
-            known = token_ids[slots[row], : tensors.sample_positions[row]]
+            known = token_ids[slots[row], : tensors.row_lens[step.sample_rows[row]]]
             found.append(RuledRow(row, rules, known))
         return found
 
