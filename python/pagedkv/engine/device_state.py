@@ -162,7 +162,9 @@ class DeviceState:
             samples, filters, inverse_temperatures = _sample_inputs(num_samples, samples.device)
         tokens, samples = self._tokens[:, :num_tokens], samples[:, :num_samples]
         filters, inverse_temperatures = filters[:, :num_samples], inverse_temperatures[:num_samples]
-        logit_rows, sample_slots, top_k, seeds, positions, draws = samples.unbind()
+        logit_rows, sample_slots, top_k, seeds, sampled_at, draws = samples.unbind()
+        top_p, min_p = filters.unbind()
+        input_ids, positions, slot_mapping = tokens.unbind()
         slots, query_start_loc, sample_start_loc = self._by_row
         return StepInputs(
             tokens,
@@ -174,10 +176,12 @@ class DeviceState:
             slots[:num_rows],
             query_start_loc[: num_rows + 1],
             sample_start_loc[: num_rows + 1],
-            *tokens.unbind(),
+            input_ids,
+            positions,
+            slot_mapping,
             logit_rows,
             sample_slots,
-            RowTensors(inverse_temperatures, top_k, *filters.unbind(), seeds, positions, draws),
+            RowTensors(inverse_temperatures, top_k, top_p, min_p, seeds, sampled_at, draws),
         )
 
     def advance(self, inputs: StepInputs) -> None:
