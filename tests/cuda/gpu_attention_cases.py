@@ -56,6 +56,15 @@ def few(name: str, **changes: object) -> Case:
     return replace(Case("few", FEW), name=f"few_{name}", **changes)  # type: ignore[arg-type]
 
 
+# More than 32 sequences of several lengths: ranges of warps and blocks end anywhere in them.
+UNEQUAL = decode(0, 1, 16, 17, 1500, *range(3, 900, 19), 0)
+
+
+def unequal(name: str, **changes: object) -> Case:
+    made = Case("unequal", UNEQUAL, num_heads=32, num_kv_heads=8)
+    return replace(made, name=f"unequal_{name}", **changes)  # type: ignore[arg-type]
+
+
 CORRECTNESS = (
     Case("decode", decode(5, 64, 1000, 16, 17, 4097)),
     Case("decode_one_long", decode(20000)),
@@ -113,6 +122,21 @@ CORRECTNESS = (
     few("uneven", rows=decode(9000, *[40] * 15)),
     few("uneven_32", rows=decode(9000, *[40] * 20, 3000, *range(10)), num_heads=64),
     few("uneven_many_kv_heads", rows=decode(5000, *[40] * 31), num_heads=64, num_kv_heads=64),
+    unequal("bf16"),
+    unequal("fp16", dtype=torch.float16),
+    unequal("e4m3", cache_dtype=E4M3, scale_per_head=True),
+    unequal("all_features", window=100, alibi=True, soft_cap=20.0),
+    unequal("pieces", num_splits=3),
+    unequal("one_pass", num_splits=1),
+    unequal("two_tiles", rows=(*UNEQUAL, (3, 90), (17, 17)), num_heads=16),
+    unequal("head_dim_104", head_dim=104),
+    unequal("of_four_warps", head_dim=192, num_heads=8, num_kv_heads=4),
+    *(unequal(f"block_size_{b}", block_size=b) for b in (8, 24)),
+    unequal("fp8_block_size_8", block_size=8, cache_dtype=E4M3),
+    unequal("beside_prefill", rows=(*UNEQUAL, (70, 90), (0, 0), (200, 1200))),
+    unequal("one_long", rows=(*UNEQUAL, (1, 20000))),
+    unequal("more_sequences_than_threads", rows=decode(*(i * 7 % 190 for i in range(1100)))),
+    unequal("few_keys", rows=decode(*(i % 3 for i in range(40)))),
     Case("odd_head_dim", MIXED, head_dim=46),
     Case("fp8_head_dim_72", MIXED, head_dim=72, cache_dtype=E4M3),
     *(Case(f"block_size_{b}", MIXED, block_size=b) for b in (1, 3, 8, 24, 32, 100, 128, 256)),
@@ -134,6 +158,7 @@ SANITIZE = (
     Case("decode", decode(5, 64, 300, 0, 17), num_heads=4, num_kv_heads=1),
     Case("decode_cut", decode(900, 5), num_heads=4, num_kv_heads=1),
     Case("decode_many", decode(*range(40), 900), num_heads=4, num_kv_heads=1),
+    Case("decode_unequal", decode(*range(1, 80, 2)), num_heads=8, num_kv_heads=8),
     Case("decode_fp8", decode(5, 100), num_heads=4, num_kv_heads=1, cache_dtype=E4M3),
     Case("mixed", (*decode(33, 0), (70, 90), (20, 20)), num_heads=4, num_kv_heads=1),
     Case("mixed_fp8", (*decode(33), (70, 90)), num_heads=4, num_kv_heads=1, cache_dtype=E4M3),

@@ -3,10 +3,11 @@
 // Grid: fixed, one block a multiprocessor; which keys of which tiles it takes, and which of those
 // its warps, is planned in decode_plan.cuh. Half of a block's warps load (decode_load.cuh), each
 // into the ring of one of the others, which multiplies with an online softmax of its own; no block
-// barrier. Tiles that lie in one warp's range are finished by it; those cut over warps are merged
-// at the end of the block's range, through shared memory; those cut over blocks by the last block
-// to arrive, from the workspace (partial_states.cuh). Always in the order of the keys: results
-// repeat bit for bit.
+// barrier. Tiles that lie in one warp's range are finished by it. One that is cut over warps comes
+// together in the warp that has the first part: the others left theirs in shared memory long
+// before, since a range can begin inside a tile only with its first part. Those cut over blocks are
+// merged by the last block to arrive, from the workspace (partial_states.cuh). Always in the order
+// of the keys: results repeat bit for bit.
 //
 // Must move: K and V once per KV head and tile, 2 * length * G * D * size bytes a sequence.
 #pragma once
@@ -16,29 +17,32 @@
 
 namespace pagedkv::cuda {
 
-// The parts with which a warp's range ends, and begins, unless they are whole tiles: states in
-// shared memory that the block merges. Two slots a warp: 2 w: a tile that began before its range,
-// where the warp goes on to other tiles (state in a place of its own); 2 w + 1: the last part of
-// its range (state in its ring).
 template <class Traits>
 struct DecodeShared {
-  static constexpr int kSlots = 2 * Traits::kWarps;
   PlanScratch<Traits> plan;
-  DecodePart slots[kSlots];
-  bool used[kSlots];
-  DecodePart parts[Traits::kWarps][Traits::kStages];
+  DecodePart parts[Traits::kWarps][Ring<Traits>::kParts];
+  TableWindow tables[Traits::kWarps];
   uint64_t barriers[Traits::kWarps][2 * Traits::kStages];
+  // The part of a tile that began in an earlier warp.
+  uint64_t left[Traits::kWarps];  // barriers, an arrival a lane: it is there, or there is none
+  int left_end[Traits::kWarps];   // its unit_end
+  // What all warps finish in the end, 0: a tile that began in an earlier block, or a piece; 1: a
+  // tile that goes on in a later block.
+  bool used[2];
+  DecodePart open[2];
+  FragmentState* states[2];
   LineStart piece_start;  // see next_piece
   unsigned piece_at;
   WarpRange piece_range;
   int piece;
 };
 
+// Where a warp leaves the part of a tile that began in an earlier one; the first warp, which has
+// none: what all will finish.
 template <class Traits>
-__device__ FragmentState* slot_state(char* rings, int slot) {
-  char* at = slot % 2 == 0 ? rings + Traits::kStatesBegin + slot / 2 * Traits::kStateBytes
-                           : rings + slot / 2 * (Traits::kStages * Traits::kStageBytes);
-  return reinterpret_cast<FragmentState*>(at);
+__device__ FragmentState* left_state(char* rings, int warp) {
+  return reinterpret_cast<FragmentState*>(rings + Traits::kStatesBegin +
+                                          warp * Traits::kStateBytes);
 }
 
 // Among the warps that multiply.
@@ -47,83 +51,96 @@ __device__ void sync_multipliers() {
   sync_threads(1, Traits::kThreads);
 }
 
-// A warp's range of num_units units, all multiplied: whole tiles written, slots filled for the
-// others.
-template <class Traits, class T, class C>
-__device__ void multiply_range(const DecodePlan<Traits>& plan, unsigned num_units,
-                               Ring<Traits>& ring, char* rings, DecodeShared<Traits>& shared,
-                               int warp, int lane) {
+// A part whose keys are multiplied: left to the warp that has the tile's first part in the block,
+// or, if that is this one, finished with the parts that the next warps of num_warps have left.
+template <class Traits, class T>
+__device__ void finish_part(const DecodePlan<Traits>& plan, const DecodePart& part, int num_warps,
+                            int phase, OutSums<Traits>& out, DecodeSoftmax<Traits>& softmax,
+                            char* rings, DecodeShared<Traits>& shared, int warp, int lane) {
   const PagedAttentionParams& params = plan.params();
-  char* stages = rings + warp * (Traits::kStages * Traits::kStageBytes);
-  if (lane < 2) shared.used[2 * warp + lane] = false;
+  softmax.finish();
+  if (warp > 0 && part.unit_begin > 0) {
+    store_state(left_state<Traits>(rings, warp), out, softmax, lane);
+    if (lane == 0) shared.left_end[warp] = part.unit_end;
+    arrive(shared_address(&shared.left[warp]));
+    return;
+  }
+  const bool pieces = params.num_splits > 0;
+  int reached = part.unit_end;
 #pragma unroll 1
-  while (num_units > 0) {
-    wait_barrier(ring.full(), ring.parity);
-    const DecodePart part = ring.parts[ring.stage];
+  for (int next = warp + 1; next < num_warps && (reached < part.num_units || pieces); ++next) {
+    wait_barrier(shared_address(&shared.left[next]), phase);
+    add_state(out, softmax, left_state<Traits>(rings, next), lane);
+    reached = shared.left_end[next];
+  }
+  if (part.unit_begin == 0 && reached == part.num_units && params.num_splits <= 1) {
+    write_tile<Traits, T>(plan, part, out, softmax, lane);
+    return;
+  }
+  // A tile that goes on is the last of the warp's range: nothing more is loaded into its ring.
+  const bool goes_on = !pieces && part.unit_begin == 0;
+  FragmentState* state =
+      goes_on
+          ? reinterpret_cast<FragmentState*>(rings + warp * (Traits::kStages * Traits::kStageBytes))
+          : left_state<Traits>(rings, 0);
+  __syncwarp();
+  store_state(state, out, softmax, lane);
+  if (lane == 0) {
+    shared.open[goes_on] = part;
+    shared.states[goes_on] = state;
+    shared.used[goes_on] = true;
+  }
+}
+
+// A warp's range, if it has one, all multiplied; `phase`: the parity of the block's ranges so far.
+// What is not needed for every unit is read from shared memory: registers are short.
+template <class Traits, class T, class C>
+__device__ void multiply_range(const DecodePlan<Traits>& plan, bool has_range, int num_warps,
+                               int phase, Ring<Traits>& ring, char* rings,
+                               DecodeShared<Traits>& shared, int warp, int lane) {
+  char* ring_values = rings + warp * (Traits::kStages * Traits::kStageBytes) + Traits::kTensorBytes;
+  bool leaves = false;
+#pragma unroll 1
+  for (bool more = has_range; more;) {
+    wait_barrier(ring.full(), ring.parity);  // the part has come with its first unit
+    const DecodePart& part = ring.part();
+    ring.advance_part();
     DecodeQuery<Traits, T> query;
-    query.load(ring.query(), part.num_rows, static_cast<int>(params.cache.head_dim), lane);
+    query.load(ring.query(), part.num_rows, static_cast<int>(plan.params().cache.head_dim), lane);
     DecodeRows<Traits> rows;
     rows.load(plan, part, lane);
     DecodeSoftmax<Traits> softmax;
     softmax.reset();
     OutSums<Traits> out;
     out.reset();
-    const int first_key = part.first_key;
-    const int seq_len = part.sequence.seq_len;
     int first = part.base_key + part.unit_begin * Traits::kUnitKeys;
     const int end = part.base_key + part.unit_end * Traits::kUnitKeys;
 #pragma unroll 1
-    while (true) {
-      if (first < first_key || first + Traits::kUnitKeys > seq_len) {
-        zero_hidden_values<Traits>(stages + ring.stage * Traits::kStageBytes + Traits::kTensorBytes,
-                                   first_key - first, seq_len - first, lane);
+    while (first < end) {
+      const auto unit = unit_address<Traits>(ring.unit(), lane);  // before the wait
+      wait_barrier(ring.full(), ring.parity);
+      if (rows.masks(first)) {
+        zero_hidden_values<Traits>(ring_values + ring.stage * Traits::kStageBytes,
+                                   part.first_key - first, part.sequence.seq_len - first, lane);
       }
       UnitFragments<Traits> keys;
       UnitFragments<Traits> values;
-      load_keys(keys, ring.unit(), lane);
+      load_keys(keys, unit.keys);
       UnitScores<Traits> scores;
       multiply_keys<Traits, C>(scores, query, keys);
-      load_values(values, ring.unit(), lane);
+      load_values(values, unit.values);
       __syncwarp();
       if (lane == 0) arrive(ring.empty());  // the unit is in registers
       ring.advance();
       softmax.weigh(scores, out, plan, part, rows, first, lane);
       multiply_values<Traits, C>(out, scores, values);
       first += Traits::kUnitKeys;
-      if (first >= end) break;
-      wait_barrier(ring.full(), ring.parity);
     }
-    num_units -= static_cast<unsigned>(part.unit_end - part.unit_begin);
-    softmax.finish();
-    if (part.unit_end - part.unit_begin == part.num_units && params.num_splits <= 1) {
-      write_tile<Traits, T>(plan, part, out, softmax, lane);
-      continue;
-    }
-    // After the last part nothing more is loaded.
-    const int slot = 2 * warp + (num_units == 0 ? 1 : 0);
-    __syncwarp();
-    store_state(slot_state<Traits>(rings, slot), out, softmax, lane);
-    if (lane == 0) {
-      shared.slots[slot] = part;
-      shared.used[slot] = true;
-    }
+    leaves |= warp > 0 && part.unit_begin > 0;
+    more = !part.is_last;
+    finish_part<Traits, T>(plan, part, num_warps, phase, out, softmax, rings, shared, warp, lane);
   }
-}
-
-// Counts a warp in at a fragment of a tile that several blocks share; whether it comes last. Its
-// own part is written.
-template <class Traits>
-__device__ bool arrive_last(const PagedAttentionParams& params, unsigned first_block,
-                            unsigned num_blocks, int fragment, int lane) {
-  __syncwarp();
-  bool last = false;
-  if (lane == 0) {
-    uint64_t* counter = RangeStates<Traits>::counter(params, first_block, fragment);
-    last = arrive_at_counter(counter) == static_cast<int>(num_blocks) - 1;
-    if (last) reset_counter(counter);
-  }
-  __syncwarp();
-  return __shfl_sync(0xffffffffu, static_cast<int>(last), 0) != 0;
+  if (!leaves) arrive(shared_address(&shared.left[warp]));
 }
 
 // Fragment `fragment` of all blocks' parts of a tile.
@@ -144,51 +161,49 @@ __device__ MergedFragment merge_shared(const PagedAttentionParams& params, const
   return merge.merged();
 }
 
-// Merges the warps' parts of tiles that were cut within the block: whole tiles are written, others
-// left in the workspace, and merged over the blocks by the warps that come last. By the warps that
-// multiply, behind a barrier; each takes its share of the fragments.
+// Finishes the block's piece, or its parts of tiles that other blocks share: written to the
+// workspace, and merged over the blocks by the warps that come last. By the warps that multiply,
+// behind a barrier; each takes its share of the fragments.
 template <class Traits, class T>
-__device__ void merge_block(const DecodePlan<Traits>& plan, const DecodeShared<Traits>& shared,
-                            const LineCut& cut, char* rings, int warp, int lane) {
+__device__ void finish_block(const DecodePlan<Traits>& plan, const DecodeShared<Traits>& shared,
+                             const LineCut& cut, int warp, int lane) {
   using States = RangeStates<Traits>;
   const PagedAttentionParams& params = plan.params();
-  const bool used = lane < DecodeShared<Traits>::kSlots && shared.used[lane];
-  const unsigned tile = used ? shared.slots[lane].tile_begin : 0;
-  unsigned remaining = __ballot_sync(0xffffffffu, used);
 #pragma unroll 1
-  while (remaining != 0) {  // a tile a round
-    const int first = __ffs(static_cast<int>(remaining)) - 1;
-    const unsigned begin = __shfl_sync(0xffffffffu, tile, first);
-    const unsigned members = __ballot_sync(0xffffffffu, used && tile == begin);
-    remaining &= ~members;
-    const int last = 31 - __clz(static_cast<int>(members));
-    const DecodePart& part = shared.slots[first];
-    const bool shares = params.num_splits == 0 &&
-                        (part.unit_begin != 0 || shared.slots[last].unit_end != part.num_units);
+  for (int fragment = warp; fragment < States::kFragments; fragment += Traits::kWarps) {
 #pragma unroll 1
-    for (int fragment = warp; fragment < States::kFragments; fragment += Traits::kWarps) {
-      // A tile's parts are last parts of neighbouring warps, but the last may be a first part.
-      MergeState merge;
-      add_parts<4>(merge, __popc(members), lane, [&](int i) {
-        return slot_state<Traits>(rings, min(first + 2 * i, last)) + fragment;
-      });
-      MergedFragment merged = merge.merged();
+    for (int i = 0; i < 2; ++i) {
+      if (!shared.used[i]) continue;
+      const FragmentState& from = shared.states[i][fragment];
       if (params.num_splits > 1) {
-        write_piece(plan, part, shared.piece, fragment, merged, lane);
+        write_piece(plan, shared.open[i], shared.piece, fragment,
+                    {from.sums[lane], from.totals[lane % 4]}, lane);
         continue;
       }
-      if (shares) {
-        FragmentState* state =
-            States::block_state(params, 2 * blockIdx.x + (part.unit_begin == 0 ? 1 : 0), fragment);
-        state->sums[lane] = merged.sums;
-        if (lane < 4) state->totals[lane] = merged.totals;
-        const auto sharers = cut.sharers_of(part.tile_begin, static_cast<unsigned>(part.num_units));
-        if (!arrive_last<Traits>(params, cut.sharer(sharers, 0), sharers.num, fragment, lane)) {
-          continue;
-        }
-        merged = merge_shared<Traits>(params, cut, sharers, fragment, lane);
-      }
-      write_merged<Traits, T>(plan, part, fragment, merged, lane);
+      FragmentState* state = States::block_state(params, 2 * blockIdx.x + i, fragment);
+      state->sums[lane] = from.sums[lane];
+      if (lane < 4) state->totals[lane] = from.totals[lane];
+    }
+    if (params.num_splits > 1) continue;
+    // A lane counts the warp in at either tile.
+    __syncwarp();
+    LineCut::Sharers sharers{};
+    bool last = false;
+    if (lane < 2 && shared.used[lane]) {
+      const DecodePart& part = shared.open[lane];
+      sharers = cut.sharers_of(part.tile_begin, static_cast<unsigned>(part.num_units));
+      uint64_t* counter = States::counter(params, cut.sharer(sharers, 0), fragment);
+      last = arrive_at_counter(counter) == static_cast<int>(sharers.num) - 1;
+      if (last) reset_counter(counter);
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      if (__shfl_sync(0xffffffffu, static_cast<int>(last), i) == 0) continue;
+      const LineCut::Sharers blocks{__shfl_sync(0xffffffffu, sharers.first, i),
+                                    __shfl_sync(0xffffffffu, sharers.num, i)};
+      write_merged<Traits, T>(plan, shared.open[i], fragment,
+                              merge_shared<Traits>(params, cut, blocks, fragment, lane), lane);
     }
   }
 }
@@ -269,8 +284,13 @@ __global__ void __launch_bounds__(
   Ring<Traits> ring{held(shared_address(rings) + warp * (Traits::kStages * Traits::kStageBytes)),
                     held(shared_address(rings) + Traits::kRingBytes +
                          warp * (Traits::kStages * Traits::kQueryBytes)),
-                    held(shared_address(shared.barriers[warp])), shared.parts[warp]};
-  if (multiplies && lane == 0) ring.init();
+                    held(shared_address(shared.barriers[warp])), shared.parts[warp],
+                    &shared.tables[warp]};
+  if (multiplies && lane == 0) {
+    ring.init();
+    init_barrier(shared_address(&shared.left[warp]), 32);
+    if (warp == 0) shared.used[0] = shared.used[1] = false;
+  }
   publish_shared_writes();
   wait_previous_kernel();
   // Not before: kernels behind this one may start beside it and read what was written before it.
@@ -281,6 +301,7 @@ __global__ void __launch_bounds__(
   const unsigned owned = range.end - range.begin;
   if (owned > 0) {
     const bool units = params.num_splits == 0;
+    int phase = 0;
     if (!units && threadIdx.x < 32) {
       const LineStart start = find_start(plan, shared.plan, range.begin, lane);
       if (lane == 0) {
@@ -314,9 +335,13 @@ __global__ void __launch_bounds__(
         count = share_begin<Traits>(shared.piece_range.count, warp + 1) - from;
       }
       if (multiplies) {
-        multiply_range<Traits, T, C>(plan, count, ring, rings, shared, warp, lane);
+        const unsigned num_warps =
+            min(units ? owned : shared.piece_range.count, static_cast<unsigned>(Traits::kWarps));
+        multiply_range<Traits, T, C>(plan, count > 0, static_cast<int>(num_warps), phase, ring,
+                                     rings, shared, warp, lane);
+        phase ^= 1;
         sync_multipliers<Traits>();
-        merge_block<Traits, T>(plan, shared, range.cut, rings, warp, lane);
+        finish_block<Traits, T>(plan, shared, range.cut, warp, lane);
       } else if (count > 0) {
         WarpRange mine{};
         mine.count = count;
@@ -327,7 +352,7 @@ __global__ void __launch_bounds__(
           mine.start = shared.piece_range.start;
           mine.at = shared.piece_range.at + from;
         }
-        UnitLoader<Traits, T, C>(plan, ring, lane).run(mine);
+        UnitLoader<Traits, T, C>(plan, ring, lane).run({plan, shared.plan, mine});
       }
       if (!units) {  // the next piece's copies may take the rings
         publish_shared_writes();

@@ -9,30 +9,55 @@
 // Requires block_size % 8 == 0: 8 keys aligned to 8 then lie inside one block.
 #pragma once
 
-#include "cuda/attention/decode_plan.cuh"
+#include "cuda/attention/decode_cut.cuh"
 #include "cuda/attention/decode_traits.cuh"
+#include "cuda/device/held.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/read_once.cuh"
 #include "cuda/device/wgmma.cuh"
 
 namespace pagedkv::cuda {
 
-// The same value, but one that the compiler keeps in a register: it would work shared addresses out
-// again wherever they are used.
-__device__ inline uint32_t held(uint32_t value) {
-  asm volatile("mov.b32 %0, %0;\n" : "+r"(value));
-  return value;
+// 32 entries of a block table, one a lane, on their way while the keys before them are loaded. Not
+// in registers: the next branch would wait for them, and while the memory is busy any read takes
+// microseconds.
+struct TableWindow {
+  int32_t ids[32];
+  uint64_t arrived;  // barrier, an arrival a lane
+};
+
+__device__ inline void copy_async_4(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared), "l"(global) : "memory");
 }
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// True in one lane of a warp that is whole, and the compiler knows that it is one: for a lane by
+// its number a tensor copy becomes a loop over lanes that may differ.
+__device__ inline bool elect_lane() {
+  uint32_t elected;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, p;}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+#endif
 
 // A ring's place in shared memory, and how far one of its two users has come.
 template <class Traits>
 struct Ring {
+  // Two more than can begin in the stages: one is being finished, one waits for a stage.
+  static constexpr int kParts = Traits::kStages + 2;
   uint32_t stages;    // kStages units
   uint32_t queries;   // kStages times kRows rows of queries
   uint32_t barriers;  // full [kStages], then empty [kStages]
-  DecodePart* parts;  // [kStages]: of the part that begins in the stage
+  DecodePart* parts;  // [kParts], in turn
+  TableWindow* table;
   int stage = 0;
   int parity = 0;
+  int part_number = 0;
+  int table_parity = 0;
 
   __device__ uint32_t unit() const { return stages + stage * Traits::kStageBytes; }
   __device__ uint32_t query() const { return queries + stage * Traits::kQueryBytes; }
@@ -43,6 +68,8 @@ struct Ring {
     stage = 0;
     parity ^= 1;
   }
+  __device__ DecodePart& part() const { return parts[part_number]; }
+  __device__ void advance_part() { part_number = part_number + 1 < kParts ? part_number + 1 : 0; }
   // Arrivals at a full barrier: the announcement of the bytes, or every lane's copies.
   static __device__ constexpr int arrivals() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -59,6 +86,7 @@ struct Ring {
       init_barrier(barriers + stage * 8, arrivals());
       init_barrier(barriers + (Traits::kStages + stage) * 8, 1);
     }
+    init_barrier(shared_address(&table->arrived), 32);
   }
 };
 
@@ -66,6 +94,7 @@ struct Ring {
 // instead.
 template <class Traits>
 __device__ void zero_hidden_values(char* values, int before, int until, int lane) {
+  if (before <= 0 && until >= Traits::kUnitKeys) return;
   constexpr int kChunks = Traits::kColumns * 8;
 #pragma unroll 1
   for (int i = lane; i < Traits::kUnitKeys * kChunks; i += 32) {
@@ -95,45 +124,69 @@ class UnitLoader {
       : plan_(plan), ring_(ring), lane_(lane) {}
 
   // All units of a range. By a warp.
-  __device__ void run(const WarpRange& range) {
-    PartCursor<Traits> cursor(plan_, range);
-    DecodePart part;
-    bool live = cursor.next(part);
-    if (live) read_table(part);
+  __device__ void run(PartCursor<Traits> cursor) {
+    next_part(cursor);
 #pragma unroll 1
-    while (live) {
+    while (live_) {
+      const DecodePart part = part_ahead_;
       begin(part);
 #pragma unroll 1
       for (int unit = part.unit_begin; unit < part.unit_end; ++unit) {
-        wait_barrier(ring_.empty(), ring_.parity ^ 1);  // the first round finds the stages free
         const bool first = unit == part.unit_begin;
-        if (first && lane_ == 0) ring_.parts[ring_.stage] = part;
+        if (first) {
+          if (lane_ == 0) ring_.part() = part;
+          __syncwarp();
+          ring_.advance_part();
+        }
         copy_unit(first ? part.num_rows : 0);
         if (first) copy_query(part);
         finish_unit();
         ring_.advance();
         key_ += Traits::kUnitKeys;
-        if (first) {  // behind the copies, and long before it is needed
-          live = cursor.next(part_ahead_);
-          if (live) read_table(part_ahead_);
+        // Behind the copies, and long before they are needed: the entries after this window.
+        if (fetches_) continue;
+        if (window_ + 32 <= last_entry_) {
+          fetch(table_, window_ + 32, last_entry_);
+        } else {
+          next_part(cursor);
         }
       }
-      part = part_ahead_;
     }
   }
 
  private:
   static constexpr int kSpan = 8;  // keys that surely share a block
 
-  // A part's first table entries, for begin().
-  __device__ void read_table(const DecodePart& part) {
-    const PagedAttentionParams& params = plan_.params();
-    const Reciprocal& spans = plan_.setup().block_spans;
-    table_ahead_ = params.block_tables + part.seq * params.block_tables_stride;
-    last_ahead_ = spans.quotient((part.sequence.seq_len - 1) / kSpan);
-    window_ahead_ = spans.quotient((part.base_key + part.unit_begin * Traits::kUnitKeys) / kSpan);
-    ids_ahead_ = table_ahead_[min(window_ahead_ + lane_, last_ahead_)];
-    next_ids_ahead_ = table_ahead_[min(window_ahead_ + 32 + lane_, last_ahead_)];
+  __device__ int entry_of(int key) const { return plan_.setup().block_spans.quotient(key / kSpan); }
+  __device__ const int32_t* table_of(const DecodePart& part) const {
+    return plan_.params().block_tables + part.seq * plan_.params().block_tables_stride;
+  }
+
+  // Entries from `first` on into the window; past the last one that one again.
+  __device__ void fetch(const int32_t* table, int first, int last) {
+    copy_async_4(shared_address(ring_.table->ids + lane_), table + min(first + lane_, last));
+    arrive_with_copies(shared_address(&ring_.table->arrived));
+    fetches_ = true;
+  }
+  // Each lane takes what it has copied.
+  __device__ void take() {
+    wait_barrier(shared_address(&ring_.table->arrived), ring_.table_parity);
+    ring_.table_parity ^= 1;
+    ids_ = ring_.table->ids[lane_];
+    fetches_ = false;
+  }
+
+  __device__ void next_part(PartCursor<Traits>& cursor) {
+    live_ = cursor.next(part_ahead_);
+    fetches_ = true;
+    if (!live_) return;
+    const DecodePart& part = part_ahead_;
+    fetch(table_of(part), entry_of(part.base_key + part.unit_begin * Traits::kUnitKeys),
+          last_entry_of(part));
+  }
+  __device__ int last_entry_of(const DecodePart& part) const {
+    const int end = part.base_key + part.unit_end * Traits::kUnitKeys;
+    return entry_of(min(end, part.sequence.seq_len) - 1);
   }
 
   __device__ void begin(const DecodePart& part) {
@@ -141,49 +194,49 @@ class UnitLoader {
     first_key_ = part.first_key;
     kv_head_ = part.kv_head;
     key_ = part.base_key + part.unit_begin * Traits::kUnitKeys;
-    table_ = table_ahead_;
-    last_entry_ = last_ahead_;
-    window_ = window_ahead_;
-    ids_ = ids_ahead_;
-    next_ids_ = next_ids_ahead_;
+    table_ = table_of(part);
+    last_entry_ = last_entry_of(part);
+    window_ = entry_of(key_);
     offset_ = key_ - window_ * block_size();
     entry_ = 0;
+    take();
   }
 
   __device__ int block_size() const { return static_cast<int>(plan_.params().cache.block_size); }
 
   // The block of the next `rows` keys, which it holds from offset_ on; moves on behind them. The
-  // warp holds 64 entries of the table, from window_ on; those past the last valid one repeat it.
+  // warp holds 32 entries of the table, from window_ on; those past the part's last repeat it.
   __device__ int block_of_rows() const { return __shfl_sync(0xffffffffu, ids_, entry_); }
   __device__ void skip_rows(int rows) {
     offset_ += rows;
     if (offset_ < block_size()) return;
     offset_ = 0;
-    if (++entry_ < 32) return;
+    if (++entry_ < 32 || window_ + 32 > last_entry_) return;
     entry_ = 0;
     window_ += 32;
-    ids_ = next_ids_;
-    next_ids_ = table_[min(window_ + 32 + lane_, last_entry_)];
+    take();
   }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  // Boxes that begin behind the sequence's end are left out. query_rows will be copied too. A box
-  // before the window may have any block id: one outside the cache is filled with zeros.
+  // Once the stage is free. Boxes that begin behind the sequence's end are left out. query_rows
+  // will be copied too. A box before the window may have any block id: one outside the cache is
+  // filled with zeros.
   __device__ void copy_unit(int query_rows) {
     const DecodeSetup& setup = plan_.setup();
     const uint32_t barrier = ring_.full();
     const uint32_t to = ring_.unit();
     const int box_rows = setup.box_rows;
     const int keys = min(Traits::kUnitKeys, seq_len_ - key_);
-    if (lane_ == 0) {
-      const int rows = (keys + box_rows - 1) & -box_rows;
-      arrive_expecting(barrier, rows * (2 * Traits::kColumns * Traits::kColumnBytes) +
-                                    query_rows * query_bytes());
-    }
+    const int rows = (keys + box_rows - 1) & -box_rows;
+    const int bytes =
+        rows * (2 * Traits::kColumns * Traits::kColumnBytes) + query_rows * query_bytes();
+    int block = block_of_rows();
+    wait_barrier(ring_.empty(), ring_.parity ^ 1);  // the first round finds the stages free
+    if (elect_lane()) arrive_expecting(barrier, bytes);
 #pragma unroll 1
     for (int row = 0; row < keys; row += box_rows) {
-      const int block = block_of_rows();
-      if (lane_ == 0) {
+      if (row > 0) block = block_of_rows();
+      if (elect_lane()) {
 #pragma unroll 1
         for (int column = 0; column < Traits::kColumns; column += setup.box_columns) {
           const uint32_t place =
@@ -208,6 +261,7 @@ class UnitLoader {
 #else
   __device__ void copy_unit(int) {
     const ConstKvCache& cache = plan_.params().cache;
+    wait_barrier(ring_.empty(), ring_.parity ^ 1);
     const int valid_chunks = static_cast<int>(cache.head_dim) * static_cast<int>(sizeof(C)) / 16;
     constexpr int kChunks = Traits::kColumns * 8;  // 16 bytes of a row
 #pragma unroll 1
@@ -269,14 +323,10 @@ class UnitLoader {
   int entry_ = 0;   // its block's table entry, from window_ on
   int window_ = 0;
   int ids_ = 0;  // entry window_ + lane
-  int next_ids_ = 0;
-  // The part after it.
+  // The part after it, if there is one.
   DecodePart part_ahead_;
-  const int32_t* table_ahead_ = nullptr;
-  int last_ahead_ = 0;
-  int window_ahead_ = 0;
-  int ids_ahead_ = 0;
-  int next_ids_ahead_ = 0;
+  bool live_ = false;
+  bool fetches_ = false;  // the entries behind the window are on their way, or not needed
 };
 
 }  // namespace pagedkv::cuda

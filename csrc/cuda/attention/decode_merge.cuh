@@ -36,6 +36,38 @@ __device__ void store_state(FragmentState* state, const OutSums<Traits>& out,
   }
 }
 
+// Adds a later part of the tile, left as a state, to a warp's own; both are finished.
+template <class Traits>
+__device__ void add_state(OutSums<Traits>& out, DecodeSoftmax<Traits>& softmax,
+                          const FragmentState* state, int lane) {
+#pragma unroll
+  for (int t = 0; t < Traits::kRowTiles; ++t) {
+    const float4 totals = state[t].totals[lane % 4];
+    float mine[2];
+    float other[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float reference = i == 0 ? totals.x : totals.z;
+      const float highest = fmaxf(softmax.reference[t][i], reference);
+      // Empty so far: -inf - -inf must not become NaN.
+      const float base = highest == -INFINITY ? 0.0f : highest;
+      mine[i] = exp2_fast(softmax.reference[t][i] - base);
+      other[i] = exp2_fast(reference - base);
+      softmax.reference[t][i] = highest;
+      softmax.sum[t][i] = mine[i] * softmax.sum[t][i] + other[i] * (i == 0 ? totals.y : totals.w);
+    }
+#pragma unroll
+    for (int m = 0; m < OutSums<Traits>::kFragments; ++m) {
+      const float4 sums = state[m * Traits::kRowTiles + t].sums[lane];
+      auto& x = out.at[m][t];
+      x[0] = mine[0] * x[0] + other[0] * sums.x;
+      x[1] = mine[1] * x[1] + other[1] * sums.y;
+      x[2] = mine[0] * x[2] + other[0] * sums.z;
+      x[3] = mine[1] * x[3] + other[1] * sums.w;
+    }
+  }
+}
+
 // Where a lane writes its row 8 t + r of the output, and whether it has one.
 template <class T>
 struct RowTarget {

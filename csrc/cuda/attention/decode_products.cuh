@@ -15,6 +15,7 @@
 
 #include "cuda/attention/decode_plan.cuh"
 #include "cuda/attention/decode_traits.cuh"
+#include "cuda/device/held.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/numeric.cuh"
 
@@ -142,15 +143,31 @@ struct UnitFragments {
   uint32_t at[kLoads][4];
 };
 
+// Where a lane's loads of a unit begin. Worked out anew for each unit, before it has arrived, from
+// a lane that the compiler does not know: it would work all of the addresses out before the loop,
+// more than it has registers for.
+struct UnitAddress {
+  uint32_t keys;
+  uint32_t values;
+};
+
+template <class Traits>
+__device__ inline UnitAddress unit_address(uint32_t stage, uint32_t any_lane) {
+  const int lane = static_cast<int>(held(any_lane));
+  const int row = Traits::kFloat8 ? lane : lane % 8 + lane / 16 * 8;
+  return {held(stage + Traits::chunk_offset(lane % 16, lane / 16)),
+          held(stage + Traits::kTensorBytes +
+               Traits::chunk_offset(row, Traits::kFloat8 ? 0 : lane / 8 % 2))};
+}
+
 // Load n is chunks 2 (n / kKeyTiles) and + 1 of key tile n % kKeyTiles; its matrices are keys 0 - 7
 // and 8 - 15 of the first, then of the second chunk.
 template <class Traits>
-__device__ inline void load_keys(UnitFragments<Traits>& keys, uint32_t stage, int lane) {
+__device__ inline void load_keys(UnitFragments<Traits>& keys, uint32_t base) {
   constexpr int kKeyTiles = UnitScores<Traits>::kKeyTiles;
-  const uint32_t base = Traits::chunk_offset(lane % 16, lane / 16);
 #pragma unroll
   for (int n = 0; n < UnitFragments<Traits>::kLoads; ++n) {
-    ldmatrix_x4(keys.at[n], stage + Traits::next_chunk(base, n / kKeyTiles * 2) +
+    ldmatrix_x4(keys.at[n], Traits::next_chunk(base, n / kKeyTiles * 2) +
                                 n % kKeyTiles * (16 * Traits::kColumnBytes));
   }
 }
@@ -219,14 +236,10 @@ struct OutSums {
 // Load m is head_dim 16 m .. 16 m + 15; its matrices are, of 16-bit values, keys 0 - 7 of both
 // halves, then keys 8 - 15; of float8 values, keys 8 i .. 8 i + 7.
 template <class Traits>
-__device__ inline void load_values(UnitFragments<Traits>& values, uint32_t stage, int lane) {
-  const int row = Traits::kFloat8 ? lane : lane % 8 + lane / 16 * 8;
-  const uint32_t base = Traits::chunk_offset(row, Traits::kFloat8 ? 0 : lane / 8 % 2);
+__device__ inline void load_values(UnitFragments<Traits>& values, uint32_t base) {
 #pragma unroll
   for (int m = 0; m < UnitFragments<Traits>::kLoads; ++m) {
-    ldmatrix_x4_transposed(
-        values.at[m],
-        stage + Traits::kTensorBytes + Traits::next_chunk(base, m * (Traits::kFloat8 ? 1 : 2)));
+    ldmatrix_x4_transposed(values.at[m], Traits::next_chunk(base, m * (Traits::kFloat8 ? 1 : 2)));
   }
 }
 

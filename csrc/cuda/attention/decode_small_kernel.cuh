@@ -123,6 +123,7 @@ __device__ void multiply_piece(const DecodePlan<Traits>& plan, const DecodePart&
     for (int i = 0; i < count; ++i) {
       const uint32_t unit = ring.stages + ring.stage * Traits::kStageBytes;
       const uint32_t full = ring.full + ring.stage * 8;
+      const auto at = unit_address<Traits>(unit, lane);
       wait_barrier(full, ring.parity);
       if (first < part.first_key || first + Traits::kUnitKeys > part.sequence.seq_len) {
         zero_hidden_values<Traits>(values_of_ring + ring.stage * Traits::kStageBytes,
@@ -130,8 +131,8 @@ __device__ void multiply_piece(const DecodePlan<Traits>& plan, const DecodePart&
       }
       UnitFragments<Traits> keys;
       UnitFragments<Traits> values;
-      load_keys(keys, unit, lane);
-      load_values(values, unit, lane);
+      load_keys(keys, at.keys);
+      load_values(values, at.values);
       UnitScores<Traits> scores;
       multiply_keys<Traits, C>(scores, query, keys);
       __syncwarp();  // the unit is in registers

@@ -17,12 +17,21 @@ constexpr float kDecodeSlack = 8.0f;
 // What a lane knows about its rows.
 template <class Traits>
 struct DecodeRows {
-  int position[Traits::kRowTiles][2];
   float slope[Traits::kRowTiles][2];  // ALiBi, times log2(e)
   LogitScale scale;
   bool bare;      // the logit is scale.factor * dot product, factor > 0
   int all_first;  // keys [all_first, all_end) are visible to all rows
   int all_end;
+
+  // Whether some row does not see all of a unit's keys, from `first` on.
+  __device__ bool masks(int first) const {
+    return first < all_first || first + Traits::kUnitKeys > all_end;
+  }
+  // Row i of the lane's two of a row tile; the last one's for those behind it.
+  static __device__ auto place_of(const DecodePlan<Traits>& plan, const DecodePart& part, int t,
+                                  int i, int lane) {
+    return plan.place_of(part, min(8 * t + 2 * (lane % 4) + i, part.num_rows - 1));
+  }
 
   __device__ void load(const DecodePlan<Traits>& plan, const DecodePart& part, int lane) {
     const PagedAttentionParams& params = plan.params();
@@ -36,11 +45,10 @@ struct DecodeRows {
     for (int t = 0; t < Traits::kRowTiles; ++t) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const auto place = plan.place_of(part, min(8 * t + 2 * (lane % 4) + i, part.num_rows - 1));
-        position[t][i] = part.sequence.position(place.token);
         slope[t][i] = 0.0f;
         if (has_alibi) {
-          slope[t][i] = params.alibi_slopes[place.head * params.alibi_slopes_stride] * kLog2E;
+          const int64_t head = place_of(plan, part, t, i, lane).head;
+          slope[t][i] = params.alibi_slopes[head * params.alibi_slopes_stride] * kLog2E;
         }
       }
     }
@@ -73,8 +81,8 @@ struct DecodeSoftmax {
                         const DecodeRows<Traits>& rows, int first, int lane) {
     // A bare scale is left to the exponent's multiply-add.
     const float factor = rows.bare ? rows.scale.factor : 1.0f;
-    if (!rows.bare || first < rows.all_first || first + Traits::kUnitKeys > rows.all_end) {
-      mask(scores, plan, part, rows, first + lane / 4);
+    if (!rows.bare || rows.masks(first)) {
+      mask(scores, plan, part, rows, first, static_cast<int>(held(lane)));
     }
     float highest[kTiles][2];
     bool above = false;
@@ -126,16 +134,20 @@ struct DecodeSoftmax {
   }
 
  private:
-  // Logits proper unless they are bare, -inf where the key is hidden from the row. `key` is this
-  // lane's first.
+  // Logits proper unless they are bare, -inf where the key is hidden from the row. Seldom needed by
+  // most calls: what it takes to know is worked out here, from a `lane` that the compiler does not
+  // know, or it would keep all of it in registers.
   __device__ static void mask(UnitScores<Traits>& scores, const DecodePlan<Traits>& plan,
-                              const DecodePart& part, const DecodeRows<Traits>& rows, int key) {
+                              const DecodePart& part, const DecodeRows<Traits>& rows, int first_key,
+                              int lane) {
     const int window = plan.setup().window;
+    const int key = first_key + lane / 4;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int position = rows.position[t][i];
+        const int token = DecodeRows<Traits>::place_of(plan, part, t, i, lane).token;
+        const int position = part.sequence.position(token);
         const int end = plan.params().causal ? position + 1 : part.sequence.seq_len;
         const int first = window > 0 ? max(part.first_key, position - window + 1) : part.first_key;
 #pragma unroll
