@@ -148,12 +148,18 @@ def test_a_row_has_the_same_bits_beside_4_to_127_others(size, epilogue, device) 
         assert_same(part, out[first:end], f"rows {first} to {end}")
 
 
-def test_results_that_are_not_aligned_to_vectors(device) -> None:
-    out, x, weight = made((20, 256, 1040), torch.bfloat16, "store", device)
-    odd = torch.full((20, 1043), math.nan, dtype=torch.bfloat16, device=device)[:, 1:1041]
-    ops.streamed_linear(out, x, weight)
-    ops.streamed_linear(odd, x, weight)
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("size", [(20, 256, 1040), (70, 128, 28672), (9, 64, 70016)], ids=str)
+def test_results_that_are_not_aligned_to_vectors(size, epilogue, device) -> None:
+    # Of two blocks that share rows, of a block alone, and of one of several passes.
+    out, x, weight = made(size, torch.bfloat16, epilogue, device)
+    wide = torch.full((size[0], out.shape[1] + 3), math.nan, dtype=torch.bfloat16, device=device)
+    odd = wide[:, 1:-2]
+    odd.copy_(out)
+    ops.streamed_linear(out, x, weight, epilogue=epilogue)
+    ops.streamed_linear(odd, x, weight, epilogue=epilogue)
     assert_same(odd, out)
+    assert torch.isnan(wide[:, [0, -2, -1]]).all()
 
 
 @pytest.mark.parametrize("num_tokens", [1, 8, 9, 64, 96, 128])

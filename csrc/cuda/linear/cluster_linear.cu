@@ -75,10 +75,23 @@ struct ClusterPlan {
 template <int kRows>
 constexpr int64_t kBytesBehind = std::max(0, 7 * 8 - kRows) * ClusterStep<kRows>::kRowBytes;
 
+// A block's own results. Between passes the ring goes on, and they lie behind it.
 template <int kRows>
-int64_t stages_of(int64_t pass_rows) {
-  const int64_t stage_bytes = (pass_rows + kRows) * ClusterStep<kRows>::kRowBytes;
-  return std::min<int64_t>((kSharedBytes - kBytesBehind<kRows>) / stage_bytes, Traits::kMaxStages);
+int64_t result_bytes(const ClusterPlan& plan) {
+  return int64_t{kRows} * own_result_pitch(plan.pass_groups) * 2;
+}
+
+template <int kRows>
+int64_t behind_ring(const ClusterPlan& plan) {
+  return std::max(kBytesBehind<kRows>, plan.passes > 1 ? result_bytes<kRows>(plan) : 0);
+}
+
+template <int kRows>
+int64_t stages_of(const ClusterPlan& plan, int64_t group_rows) {
+  const int64_t stage_bytes =
+      (plan.pass_groups * group_rows + kRows) * ClusterStep<kRows>::kRowBytes;
+  return std::min<int64_t>((kSharedBytes - behind_ring<kRows>(plan)) / stage_bytes,
+                           Traits::kMaxStages);
 }
 
 // Two blocks a cluster, each with half of the rows' length and so half of the input, unless a
@@ -88,18 +101,19 @@ int64_t stages_of(int64_t pass_rows) {
 template <int kRows>
 ClusterPlan plan_clusters(int64_t groups, int64_t group_rows) {
   const int64_t multiprocessors = num_multiprocessors();
-  const int64_t in_pairs = ceil_div(groups, std::max<int64_t>(1, multiprocessors / 2));
-  if (multiprocessors > 1 && stages_of<64>(in_pairs * group_rows) >= kStages) {
-    return {.blocks = 2, .pass_groups = static_cast<int>(in_pairs), .passes = 1};
-  }
+  const ClusterPlan in_pairs{
+      .blocks = 2,
+      .pass_groups = static_cast<int>(ceil_div(groups, std::max<int64_t>(1, multiprocessors / 2))),
+      .passes = 1};
+  if (multiprocessors > 1 && stages_of<64>(in_pairs, group_rows) >= kStages) return in_pairs;
   const int64_t of_block = ceil_div(groups, multiprocessors);
   for (int64_t passes = 1;; ++passes) {
-    const int64_t pass_groups = ceil_div(of_block, passes);
-    const int64_t rows = pass_groups * group_rows;
-    if (rows <= Traits::kMaxRows && stages_of<kRows>(rows) >= kStages) {
-      return {.blocks = 1,
-              .pass_groups = static_cast<int>(pass_groups),
-              .passes = static_cast<int>(passes)};
+    const ClusterPlan alone{.blocks = 1,
+                            .pass_groups = static_cast<int>(ceil_div(of_block, passes)),
+                            .passes = static_cast<int>(passes)};
+    if (alone.pass_groups * group_rows <= Traits::kMaxRows &&
+        stages_of<kRows>(alone, group_rows) >= kStages) {
+      return alone;
     }
   }
 }
@@ -118,11 +132,14 @@ void launch_rows(const StreamedLinearParams& params, cudaStream_t stream) {
   setup.input = input_map(params, kRows, ClusterStep<kRows>::kSlabs);
   setup.slabs = static_cast<int>(params.in_features / Traits::kSlab);
   setup.wide = aligned_to(8, {params.out}, {params.out_stride_token * 2});
-  const int64_t rows = setup.pass_rows();
-  setup.stages = static_cast<int>(
-      std::min<int64_t>(stages_of<kRows>(rows), int64_t{setup.slabs} * plan.passes));
+  setup.whole = aligned_to(16, {params.out}, {params.out_stride_token * 2});
+  setup.stages = static_cast<int>(std::min<int64_t>(stages_of<kRows>(plan, setup.group_rows),
+                                                    int64_t{setup.slabs} * plan.passes));
   const int64_t ring = int64_t{setup.stages} * ClusterRing<kRows>::stage_bytes(setup.pass_rows());
-  const int64_t sums = int64_t{kRows} * cluster_sums_pitch(setup.pass_rows()) * 4;
+  setup.results = plan.passes > 1 ? static_cast<int>(ring) : 0;
+  const int64_t results = plan.blocks > 1
+                              ? int64_t{kRows} * cluster_sums_pitch(setup.pass_rows()) * 4
+                              : setup.results + result_bytes<kRows>(plan);
   // The limit is the kernel's, not the launch's: what one thread needs, another must not lower.
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(kSharedBytes)),
@@ -136,7 +153,7 @@ void launch_rows(const StreamedLinearParams& params, cudaStream_t stream) {
   config.gridDim =
       grid_size(ceil_div(setup.groups, int64_t{plan.pass_groups} * plan.passes) * plan.blocks);
   config.blockDim = Traits::kAllThreads;
-  config.dynamicSmemBytes = static_cast<size_t>(std::max(ring + kBytesBehind<kRows>, sums));
+  config.dynamicSmemBytes = static_cast<size_t>(std::max(ring + kBytesBehind<kRows>, results));
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = kernels_wait_inside(current_device()) ? 2 : 1;

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(ClusterTraits::kRegisterThreads)
   ClusterMultiplier<T, kRows> multiplier(setup, part, ring);
   ClusterSums<kRows> sums;
   if (setup.blocks == 1) {
-    const OwnResult<T, kRows> result(params, setup);
+    const OwnResult<T, kRows> result(params, setup, memory + setup.results);
 #pragma unroll 1
     for (int pass = 0; pass < part.passes; ++pass) {
       multiplier.multiply_pass(sums);

@@ -1,6 +1,7 @@
 // From the sums of a cluster's product to out: bias, gate or sum, rounding.
 #pragma once
 
+#include "cuda/device/global_store.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/linear/cluster_product.cuh"
 
@@ -154,120 +155,145 @@ class SharedResult {
   uint32_t sums_[kBlocks];
 };
 
-// An 8 x 8 matrix of 16-bit elements, a row's pairs in four lanes, becomes its transpose.
-__device__ inline uint32_t transpose_8x8(uint32_t pair) {
-  uint32_t other;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(other) : "r"(pair));
-  return other;
+// stmatrix_x4 of the matrices' transposes.
+__device__ inline void store_transposed_x4(uint32_t address, const uint32_t (&d)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address),
+      "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])
+      : "memory");
 }
 
-// Stores what becomes of a block's own sums, from the registers that they are in. A lane has two
-// tokens of a column; once they are rounded and transposed, two columns of a token.
+// Elements between rows of a block's own results in shared memory: 16 bytes more than a multiple of
+// 32, so that the eight rows of a matrix lie in different banks.
+__host__ __device__ inline int own_result_pitch(int pass_groups) {
+  return pass_groups * 8 + (pass_groups % 2 == 0 ? 8 : 0);
+}
+
+// What becomes of a block's own sums: rounded in the registers that they are in, put in order in
+// shared memory, and stored from there in whole sectors of the L2, by code that is short: what runs
+// once has to be read from memory.
 template <class T, int kRows>
 class OwnResult {
  public:
-  __device__ OwnResult(const StreamedLinearParams& params, const ClusterSetup& setup)
+  // memory: [kRows, pitch] T, 16-byte aligned.
+  __device__ OwnResult(const StreamedLinearParams& params, const ClusterSetup& setup, char* memory)
       : params_(params),
         setup_(setup),
+        memory_(reinterpret_cast<T*>(memory)),
+        pitch_(own_result_pitch(setup.pass_groups)),
         lane_(static_cast<int>(threadIdx.x) % 32),
         columns_(static_cast<int>(setup.gated() ? params.out_features / 2 : params.out_features)) {}
 
+  // Every thread that multiplies.
   __device__ void store(const ClusterSums<kRows>& sums, int first_group) const {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
+    sync_threads(1, ClusterTraits::kThreads);  // memory is free
     write_out<ClusterTraits::kTiles>([&](int i) {
       const int tile = i * ClusterTraits::kWarpgroups + warpgroup;
       const int row = tile * ClusterTraits::kTileRows + warp * 16;  // the warp's first, in the pass
       if (row >= setup_.pass_rows()) return;
       if (setup_.gated()) {
-        store_gated(sums.at[i], first_group * 8 + row / 2);
+        round_gated(sums.at[i], first_group * 8, row / 2);
       } else {
-        store_half(sums.at[i], 0, first_group * 8 + row);
-        if (row + 8 < setup_.pass_rows()) store_half(sums.at[i], 2, first_group * 8 + row + 8);
+        round_half(sums.at[i], 0, first_group * 8, row);
+        if (row + 8 < setup_.pass_rows()) round_half(sums.at[i], 2, first_group * 8, row + 8);
       }
     });
+    sync_threads(1, ClusterTraits::kThreads);
+    const int columns = min(setup_.pass_groups * 8, columns_ - first_group * 8);
+    if (setup_.whole) {
+      copy_out<8>(first_group * 8, columns);
+    } else {
+      copy_out<1>(first_group * 8, columns);
+    }
   }
 
  private:
-  using Pair = Vec<T, 2>;
-
+  // Of row `row` of the matrix, or of its last one behind that: nothing is stored of those.
   __device__ float bias(int row) const {
     const T* bias = static_cast<const T*>(params_.bias);
-    return bias == nullptr ? 0.0f : to_float(bias[row]);
+    const auto last = static_cast<int>(params_.out_features) - 1;
+    return bias == nullptr ? 0.0f : to_float(bias[min(row, last)]);
   }
 
-  // column: the first of eight, as below.
-  __device__ void store_gated(const float (&sums)[kRows / 8][4], int column) const {
-    if (column >= columns_) return;
-    const float gate_bias = bias(column + lane_ / 4), up_bias = bias(columns_ + column + lane_ / 4);
-    for_eights(column, [&](int n, T* at, bool exists) {
-      Pair y;
-      write_out<2>([&](int i) {
-        const float gate = to_float(from_float<T>(sums[n][i] + gate_bias));
-        const float up = to_float(from_float<T>(sums[n][2 + i] + up_bias));
-        y.data[i] = from_float<T>(gated(gate, up));
-      });
-      y = transposed(y);
-      if (exists) store(at, y);
+  // column: the first of eight, in the pass, whose first is first_column.
+  __device__ void round_gated(const float (&sums)[kRows / 8][4], int first_column,
+                              int column) const {
+    const int own = first_column + column + lane_ / 4;
+    const float gate_bias = bias(own), up_bias = bias(columns_ + own);
+    put<kRows / 32>(column, [&](int n, int i) {
+      const float gate = to_float(from_float<T>(sums[n][i] + gate_bias));
+      const float up = to_float(from_float<T>(sums[n][2 + i] + up_bias));
+      return from_float<T>(gated(gate, up));
     });
   }
 
   // The sums c[first], c[first + 1] of mma.cuh.
-  __device__ void store_half(const float (&sums)[kRows / 8][4], int first, int column) const {
-    if (column >= columns_) return;
-    const bool adds = params_.epilogue == LinearEpilogue::kAdd;
-    const float own_bias = bias(column + lane_ / 4);
-    Pair old[kRows / 8];
-    for_eights(column, [&](int n, const T* at, bool exists) {
-      if (adds && exists) load(old[n], at);
-    });
-    for_eights(column, [&](int n, T* at, bool exists) {
-      Pair y;
-      write_out<2>([&](int i) { y.data[i] = from_float<T>(sums[n][first + i] + own_bias); });
-      y = transposed(y);
-      if (adds) {
+  __device__ void round_half(const float (&sums)[kRows / 8][4], int first, int first_column,
+                             int column) const {
+    const float own_bias = bias(first_column + column + lane_ / 4);
+    put<kRows / 32>(column,
+                    [&](int n, int i) { return from_float<T>(sums[n][first + i] + own_bias); });
+  }
+
+  // result(n, i): of token 8 n + lane % 4 * 2 + i and column lane / 4 of eight.
+  template <int kTimes, class Result>
+  __device__ void put(int column, const Result& result) const {
+    if constexpr (kTimes == 0) {
+      write_out<kRows / 8>([&](int n) {
         write_out<2>([&](int i) {
-          y.data[i] = from_float<T>(to_float(y.data[i]) + to_float(old[n].data[i]));
+          memory_[(n * 8 + lane_ % 4 * 2 + i) * pitch_ + column + lane_ / 4] = result(n, i);
         });
-      }
-      if (exists) store(at, y);
-    });
-  }
-
-  __device__ static Pair transposed(Pair pair) {
-    return __builtin_bit_cast(Pair, transpose_8x8(__builtin_bit_cast(uint32_t, pair)));
-  }
-
-  // body(n, where this lane's two of eight columns are in out, whether there is its token) for each
-  // eight tokens.
-  template <class Body>
-  __device__ void for_eights(int column, const Body& body) const {
-    const int token = lane_ / 4;
-    T* at =
-        static_cast<T*>(params_.out) + token * params_.out_stride_token + column + lane_ % 4 * 2;
-    write_out<kRows / 8>([&](int n) {
-      body(n, at, n * 8 + token < params_.num_tokens);
-      at += 8 * params_.out_stride_token;
-      asm("" : "+l"(at));  // else all addresses are worked out first, and there is no room for them
-    });
-  }
-  __device__ void load(Pair& to, const T* from) const {
-    if (setup_.wide) {
-      to = load_vec<2>(from);
+      });
     } else {
-      write_out<2>([&](int i) { to.data[i] = from[i]; });
+      const uint32_t to = shared_address(memory_ + lane_ * pitch_ + column);
+      write_out<kTimes>([&](int k) {
+        uint32_t pairs[4];
+        write_out<4>([&](int j) {
+          const Vec<T, 2> pair{{result(k * 4 + j, 0), result(k * 4 + j, 1)}};
+          pairs[j] = __builtin_bit_cast(uint32_t, pair);
+        });
+        store_transposed_x4(to + k * 32 * pitch_ * 2, pairs);
+      });
     }
   }
-  __device__ void store(T* to, const Pair& pair) const {
-    if (setup_.wide) {
-      store_vec<2>(to, pair);
-    } else {
-      write_out<2>([&](int i) { to[i] = pair.data[i]; });
+
+  template <int kVec>
+  __device__ void copy_out(int first_column, int columns) const {
+    const bool adds = params_.epilogue == LinearEpilogue::kAdd;
+    const int lanes = pitch_ / kVec;
+    T* out = static_cast<T*>(params_.out) + first_column;
+    int token = static_cast<int>(threadIdx.x) / lanes;
+    int column = static_cast<int>(threadIdx.x) % lanes * kVec;
+    const int tokens = ClusterTraits::kThreads / lanes,
+              rest = ClusterTraits::kThreads % lanes * kVec;
+#pragma unroll 2
+    for (; token < params_.num_tokens; token += tokens) {
+      if (column < columns) {
+        Vec<T, kVec> y = load_vec<kVec>(memory_ + token * pitch_ + column);
+        T* to = out + token * params_.out_stride_token + column;
+        if (adds) {
+          const Vec<T, kVec> old = load_vec<kVec>(to);
+#pragma unroll
+          for (int i = 0; i < kVec; ++i) {
+            y.data[i] = from_float<T>(to_float(y.data[i]) + to_float(old.data[i]));
+          }
+        }
+        store_global<kVec>(to, y);
+      }
+      column += rest;
+      if (column >= pitch_) {
+        column -= pitch_;
+        ++token;
+      }
     }
   }
 
   const StreamedLinearParams& params_;
   const ClusterSetup& setup_;
+  T* memory_;
+  int pitch_;
   int lane_;
   int columns_;  // of out
 };

@@ -50,11 +50,13 @@ struct ClusterSetup {
   int groups;          // of the whole matrix
   int group_rows;      // 8, or 16 for kSiluAndMul
   int pass_groups;
-  int passes;  // of a cluster, at most; one, if it has several blocks
-  int blocks;  // of a cluster
-  int slabs;   // of a row, shared by the blocks
-  int stages;  // of the ring
-  bool wide;   // four columns of out may be stored at once
+  int passes;   // of a cluster, at most; one, if it has several blocks
+  int blocks;   // of a cluster
+  int slabs;    // of a row, shared by the blocks
+  int stages;   // of the ring
+  int results;  // offset of a block's own results in shared memory
+  bool wide;    // four columns of out may be stored at once
+  bool whole;   // eight
 
   __host__ __device__ int pass_rows() const { return pass_groups * group_rows; }
   __host__ __device__ bool gated() const { return group_rows == 16; }
