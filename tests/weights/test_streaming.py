@@ -108,15 +108,6 @@ def test_a_thread_takes_memory_when_it_first_needs_it_and_uses_it_in_turn(file: 
     assert torch.equal(flight.target[:3000].view(torch.int64), TENSORS["ids"][:375])
 
 
-def test_memory_on_large_pages_is_memory() -> None:
-    memory = streaming._large_pages(3 * 2**20 + 5)
-    assert memory.dtype == torch.uint8
-    assert memory.shape == (3 * 2**20 + 5,)
-    assert not memory.any()
-    memory.fill_(7)
-    assert memory.min() == 7
-
-
 def num_readers() -> int:
     return sum(thread.name.startswith("weights ") for thread in threading.enumerate())
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import mmap
 import os
 import queue
 import threading
@@ -20,7 +19,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -181,8 +179,8 @@ class _Lane:
     """One thread's way to the device: its stream and two pinned pieces, used alternately. Made and
     used by that thread, whose current stream it is.
 
-    Each call that lets another thread run costs a wait for the interpreter afterwards, with 16
-    threads more than what it does: a chunk makes as few of them as it can.
+    A call that lets other threads run may have to wait for the interpreter afterwards, so a chunk
+    makes few of them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -215,44 +213,22 @@ class _Lane:
         return done
 
     def _piece(self) -> torch.Tensor:
-        """The one whose turn it is."""
+        """The one whose turn it is. Pinned when it is first needed."""
         piece = self._pieces[self._turn]
         if piece is None:
-            piece = _large_pages(_CHUNK_BYTES)
-            if self._on_gpu:
-                _check(_cudart().cudaHostRegister(piece.data_ptr(), piece.nbytes, 0))
+            piece = torch.empty(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=self._on_gpu)
             self._pieces[self._turn] = piece
         return piece
 
     def finish(self) -> None:
-        """Nothing reads the pinned pieces any more; they are given back."""
-        for end, piece in zip(self._ends, self._pieces, strict=True):
+        """Nothing reads the pinned pieces any more."""
+        for end in self._ends:
             if end is not None:
                 end.synchronize()
-            if self._on_gpu and piece is not None:
-                _check(_cudart().cudaHostUnregister(piece.data_ptr()))
 
 
 def _has_passed(event: torch.cuda.Event) -> bool:
     return bool(event.query())  # type: ignore[no-untyped-call]
-
-
-def _large_pages(num_bytes: int) -> torch.Tensor:
-    """uint8 [num_bytes] on pages of 2 MiB, where the system has them: with small ones, a process's
-    first load takes longer by a fifth, for them to be pinned.
-    """
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a system that was built without
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-def _check(status: Any) -> None:
-    torch.cuda.check_error(status)
 
 
 def _read(fd: int, target: torch.Tensor, offset: int) -> None:
