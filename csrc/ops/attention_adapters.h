@@ -9,6 +9,7 @@
 #include "ops/cache_adapters.h"
 #include "ops/operand_checks.h"
 #include "pagedkv/kernels/attention_params.h"
+#include "pagedkv/kernels/attention_workspace.h"
 
 namespace pagedkv::ops {
 
@@ -154,12 +155,12 @@ inline PagedAttentionParams paged_attention_params(const PagedAttentionOperands&
 }
 
 inline int64_t required_workspace_bytes(const PagedAttentionParams& params, int64_t num_workers) {
-  return paged_attention_workspace_bytes({.num_tokens = params.num_tokens,
-                                          .num_heads = params.num_heads,
-                                          .head_dim = params.cache.head_dim,
-                                          .num_splits = params.num_splits,
-                                          .num_prefix_groups = params.num_prefix_groups,
-                                          .num_workers = num_workers});
+  return whole_workspace_bytes({.num_tokens = params.num_tokens,
+                                .num_heads = params.num_heads,
+                                .head_dim = params.cache.head_dim,
+                                .num_splits = params.num_splits,
+                                .num_prefix_groups = params.num_prefix_groups,
+                                .num_workers = num_workers});
 }
 
 // Points the params at the caller's workspace, or at the one that `allocate(bytes)` makes, a

@@ -59,12 +59,12 @@ int64_t paged_attention_workspace_size(int64_t num_workers, int64_t num_tokens, 
   check.in_range("head_dim", head_dim, 1, kMaxHeadDim);
   check.in_range("num_splits", num_splits, 0, kMaxNumSplits);
   check.at_least("num_prefix_groups", num_prefix_groups, 0);
-  return paged_attention_workspace_bytes({.num_tokens = num_tokens,
-                                          .num_heads = num_heads,
-                                          .head_dim = head_dim,
-                                          .num_splits = num_splits,
-                                          .num_prefix_groups = num_prefix_groups,
-                                          .num_workers = num_workers});
+  return whole_workspace_bytes({.num_tokens = num_tokens,
+                                .num_heads = num_heads,
+                                .head_dim = head_dim,
+                                .num_splits = num_splits,
+                                .num_prefix_groups = num_prefix_groups,
+                                .num_workers = num_workers});
 }
 
 }  // namespace

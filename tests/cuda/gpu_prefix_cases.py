@@ -24,6 +24,15 @@ MIXED_GROUPS = ((1, 4, 40), (6, 7, 20))
 MIXED = Case("mixed", MIXED_ROWS, groups=MIXED_GROUPS)
 
 
+LATE = Case(
+    "late",
+    decode(*(4097 + i % 90 for i in range(200))),
+    num_heads=32,
+    num_kv_heads=8,
+    groups=((0, 200, 256),),
+)
+
+
 def mixed(name: str, **changes: object) -> Case:
     return replace(MIXED, name=name, **changes)  # type: ignore[arg-type]
 
@@ -43,6 +52,9 @@ PREFIX = (
     Case("many_rows", decode(*(1030 + 3 * i for i in range(200))), groups=((3, 190, 64),)),
     Case("many_groups", decode(*[37] * 600), groups=tuple((2 * i, 2, 2) for i in range(300))),
     Case("uneven", decode(*(50 * i + 17 for i in range(60))), groups=((2, 7, 5), (30, 30, 90))),
+    # More steps over the prefix than fit beside decode: workers that start with it and behind it.
+    replace(LATE, name="early_and_late"),
+    replace(LATE, name="early_and_late_mma", cache_dtype=E4M3),
     Case("speculative", tuple((4, 532 + i) for i in range(20)), groups=((0, 20, 33),)),
     MIXED,
     mixed("fp16", dtype=torch.float16),

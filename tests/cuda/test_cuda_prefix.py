@@ -85,6 +85,20 @@ def test_without_lse_and_workspace_the_output_is_the_same(device: torch.device) 
     assert same_bits(out, bare)
 
 
+def test_calls_share_a_workspace_with_anything_in_it(device: torch.device) -> None:
+    """What one call has left there means nothing to the next, of another shape or the same."""
+    names = {"many_rows", "uneven", "mixed", "early_and_late", "head_dim_96", "speculative"}
+    problems = [Problem(case, device) for case in PREFIX if case.name in names]
+    assert len(problems) == len(names)
+    want = [problem.run() for problem in problems]
+    workspace = torch.randint(256, (1 << 28,), dtype=torch.uint8, device=device)
+    for i in [*range(len(problems)), *reversed(range(len(problems)))] * 2:
+        out, lse = (torch.full_like(one, math.nan) for one in want[i])
+        paged_attention(out, lse, workspace=workspace, **problems[i].operands)
+        assert same_bits(out, want[i][0])
+        assert same_bits(lse, want[i][1])
+
+
 def test_a_captured_graph_follows_new_lengths_and_groups(device: torch.device) -> None:
     """Tables that share blocks in several ways: each replay takes other groups of them."""
     case = Case("graph", decode(*[900] * 12), groups=((0, 12, 20),))

@@ -145,9 +145,9 @@ def test_workspace_size_is_what_the_operator_wants() -> None:
     call["prefix_groups"] = torch.tensor([[0, 2, 1]], dtype=torch.int32)
     size = ops.paged_attention_workspace_size(5, 4, 8, num_splits=3, num_prefix_groups=1)
     # States of 8 + 2 numbers of 4 bytes: of each row 3 pieces, the prefix and its own keys; of one
-    # worker (a thread) two tiles of 128 rows. A record of 16 bytes for the group.
+    # worker (a thread) two tiles of 128 rows. A record of 16 bytes for the group, counters of 64.
     num_states = 5 * 4 * (3 + 1 + 1) + 2 * 128
-    assert size == num_states * (8 + 2) * 4 + 16
+    assert size == num_states * (8 + 2) * 4 + 16 + 64
     ops.paged_attention(**call | {"workspace": torch.empty(size, dtype=torch.uint8)})
     with pytest.raises(RuntimeError, match=f"workspace has {size - 1} bytes, expected at least"):
         ops.paged_attention(**call | {"workspace": torch.empty(size - 1, dtype=torch.uint8)})

@@ -10,7 +10,7 @@
 // num_splits n: the line consists of pieces, n to a tile; a block owns whole pieces and cuts each
 // over its warps.
 // Empty sequences have no line; write_empty_rows() serves them. Of sequences that share a prefix
-// (prefix_groups.cuh) only the keys behind it are decoded; prefix_merge.cu adds the prefix.
+// (prefix_groups.cuh) only the keys behind it are decoded; the prefix kernel adds the others.
 #pragma once
 
 #include "cuda/attention/decode_setup.h"

@@ -33,7 +33,7 @@ void with_padded_head_dim(int64_t head_dim, const Launch& launch) {
 void launch_decode_attention(const PagedAttentionParams& params, cudaStream_t stream);
 
 // The prefixes that sequences share (prefix_groups.cuh), behind launch_decode_attention, which has
-// attended to their other keys and written that to out and lse. Leaves states.
+// attended to their other keys: adds them to these rows of out and lse, which is not null.
 void launch_prefix_attention(const PagedAttentionParams& params, cudaStream_t stream);
 
 // Behind launch_prefix_attention: adds the states to these sequences' rows of out and lse, which is

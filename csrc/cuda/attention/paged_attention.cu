@@ -4,14 +4,16 @@
 #include "cuda/attention/prefix_states.cuh"
 #include "cuda/attention/sequence.cuh"
 #include "cuda/device/launch.h"
+#include "cuda/device/overlapped_launch.cuh"
 #include "pagedkv/kernels/cuda_launchers.h"
 
 namespace pagedkv::cuda {
 namespace {
 
-// Multiprocessors that decode gets in a mixed step. Half of them read nearly as fast as all;
-// prefill starts on the others, and goes on on decode's as they become free, so the share need not
-// follow how much there is of each. Measured: benchmarks/results/2026-11-29-mixed-steps.md.
+// Multiprocessors that decode gets beside prefill or shared prefixes. Half of them read nearly as
+// fast as all; the other kernel starts on the others, and goes on on decode's as they become free,
+// so the share need not follow how much there is of each. Measured:
+// benchmarks/results/2026-11-29-mixed-steps.md, 2026-11-30-prefix2048-attempts.md.
 int64_t decode_share() { return std::max(1, num_multiprocessors() / 2); }
 
 }  // namespace
@@ -42,7 +44,7 @@ void launch_paged_attention(const PagedAttentionParams& caller, StreamHandle han
   if (params.num_tokens == 0 || params.num_seqs == 0 || params.max_query_len == 0) return;
   if (!tensor_core_operands(params)) return launch_generic_attention(params, 0, stream);
   const bool shares = params.num_prefix_groups > 0;
-  if (shares && params.lse == nullptr) {  // the merge needs it
+  if (shares && params.lse == nullptr) {  // the prefix needs it
     params.lse = prefix_states(params).lse;
     params.lse_stride_token = params.num_heads;
     params.lse_stride_head = 1;
@@ -51,15 +53,14 @@ void launch_paged_attention(const PagedAttentionParams& caller, StreamHandle han
   const bool prefills = params.max_query_len * group > kMaxDecodeRows;
   // Prefill then starts beside decode, unless the kernels of shared prefixes stand between them.
   const bool beside = prefills && prepare_prefill(params, stream) && !shares;
+  const bool mixed = beside && params.num_tokens < params.num_seqs * params.max_query_len;
+  // Pieces of several splits are merged by a kernel between decode and the prefix.
+  const bool prefix_beside =
+      shares && params.num_splits <= 1 && kernels_wait_inside(current_device());
   PagedAttentionParams decode = params;
-  if (beside && params.num_tokens < params.num_seqs * params.max_query_len) {
-    decode.decode_multiprocessors = decode_share();
-  }
+  if (mixed || prefix_beside) decode.decode_multiprocessors = decode_share();
   launch_decode_attention(decode, stream);
-  if (shares) {
-    launch_prefix_attention(params, stream);
-    launch_prefix_merge(params, stream);
-  }
+  if (shares) launch_prefix_attention(decode, stream);
   if (prefills) launch_prefill_attention(params, stream);
 }
 

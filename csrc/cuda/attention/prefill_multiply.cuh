@@ -100,13 +100,13 @@ class PrefillMultiplier {
       wait_products<0>();
       pin(out);
       release_values();
+      pack_scores(weights, scores);
       write(*part, softmax, out, query_stage);
       reader_.release(part, lane());
       release(barriers_.queries.empty[query_stage]);
       part = next;
       softmax = next_softmax;
       write_out<4 * kOutTiles>([&](int i) { out[i / 4][i % 4] = 0.0f; });
-      pack_scores(weights, scores);
     }
   }
 
@@ -133,7 +133,7 @@ class PrefillMultiplier {
   }
 
   __device__ __forceinline__ void write(const TilePart& part, OnlineSoftmax& softmax,
-                                        const float (&out)[kOutTiles][4], int query_stage) {
+                                        float (&out)[kOutTiles][4], int query_stage) {
     if (skipped() >= part.num_rows) return;
     Work::template write<Traits, T>(params_, part, group_, part.first_row + skipped(),
                                     min(kTileRows, part.num_rows - skipped()), softmax, out,

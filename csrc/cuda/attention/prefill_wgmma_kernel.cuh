@@ -19,7 +19,7 @@ template <class Traits, class Work>
 struct PrefillShared {
   TileRing ring;
   PrefillBarriers<Traits> barriers;
-  int64_t scratch[Work::template kScratch<Traits::kThreads>];
+  typename Work::template Scratch<Traits::kThreads> scratch;
 };
 
 template <int kStages>

@@ -11,14 +11,14 @@ namespace pagedkv::cuda {
 struct PrefillWork {
   static constexpr bool kHasEmptyTiles = true;  // tiles of rows that see no key
 
-  // int64 of shared memory that plan() needs.
+  // Shared memory that plan() needs.
   template <int kThreads>
-  static constexpr int kScratch = kThreads / 32;
+  using Scratch = int64_t[kThreads / 32];
 
   // The tiles by number, from all threads of the block; has a barrier of the block inside.
   template <int kThreads, int kRows, int kStepKeys>
   __device__ static PrefillTiles<kRows, kStepKeys> plan(const PagedAttentionParams& params,
-                                                        int64_t* scratch) {
+                                                        Scratch<kThreads>& scratch) {
     return plan_prefill<kThreads, kRows, kStepKeys>(params, scratch);
   }
 

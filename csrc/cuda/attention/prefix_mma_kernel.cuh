@@ -4,12 +4,12 @@
 // Grid: one block a multiprocessor; which tiles of 128 packed rows of a (group, KV head), and which
 // of their keys, is planned in prefix_plan.cuh. A block's 8 warps hold 16 rows each and share tiles
 // of 64 keys (32 of long heads), the next one in flight (cp.async). No row hides a key of the
-// prefix, unless by a window. Leaves partial states (prefix_states.cuh). Starts while the
-// kernel before it still runs, of which it reads nothing.
+// prefix, unless by a window. Its rows' ends: prefix_rows.cuh. Starts while decode still runs.
 // FLOPs: 4 * rows * prefix * head_dim. Reads the prefix once per 128 rows, mostly from the L2.
 #pragma once
 
 #include "cuda/attention/prefill_mma_kernel.cuh"
+#include "cuda/attention/prefix_plan.cuh"
 #include "cuda/attention/prefix_rows.cuh"
 
 namespace pagedkv::cuda {
@@ -20,25 +20,23 @@ __global__ void __launch_bounds__(PrefillTraits<T, C, kDim>::kThreads, 1)
   using Traits = PrefillTraits<T, C, kDim>;
   static_assert(Traits::kRows == kPrefixTileRows);
   extern __shared__ __align__(128) char ring[];
-  __shared__ int64_t scratch[Traits::kThreads / 32 + 2];
+  __shared__ PrefixPlanScratch<Traits::kThreads> scratch;
   allow_next_kernel();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
-  auto cursor = plan_prefix<Traits::kThreads, Traits::kRows, Traits::kUnitKeys>(
-      params, scratch, [&](int64_t g, int64_t begin, int tile_length, int range_length) {
-        prefix_states(params).records[g] = PrefixRecord{begin, tile_length, range_length};
-      });
+  auto cursor = plan_prefix<Traits::kThreads, Traits::kRows, Traits::kUnitKeys>(params, scratch);
   TilePart part;
   while (cursor.next(part)) {
     __syncthreads();  // nobody reads the part before it any more
     multiply_part<Traits, T, C>(
         params, part, ring, group,
         [&](const TilePart& mine) { return prefix_tile_rows(params, mine, group, lane); },
-        [&](const TilePart& mine, OnlineSoftmax& softmax, const float (&out)[Traits::kDim / 8][4]) {
-          write_prefix_states<Traits>(params, part, mine, group, softmax, out, lane);
+        [&](const TilePart& mine, OnlineSoftmax& softmax, float (&out)[Traits::kDim / 8][4]) {
+          finish_prefix_rows<Traits, T>(params, part, (mine.first_row - part.first_row) / kTileRows,
+                                        group, softmax, out, lane);
         });
   }
-  wait_previous_kernel();  // decode: the merge waits for this kernel only
+  wait_previous_kernel();  // who comes next in the stream waits for this kernel only
 }
 
 }  // namespace pagedkv::cuda

@@ -1,94 +1,71 @@
-// Where the kernels over shared prefixes leave partial states, in the workspace behind the decode
-// kernel's own part of it.
+// Where the kernels over shared prefixes leave the parts of tiles that several workers share, in
+// the workspace behind the decode kernel's own part of it.
 //
-// In order: one PrefixRecord a group; then states, all their sums before all their totals:
-//   prefix      token * H + head: the prefix, where one worker had all of it
-//   cut prefix  (2 * worker + i) * kPrefixTileRows + row: rows of a tile that a worker's range
-//               cuts; i 0: it began in an earlier worker, 1: it begins here and goes on
-// and the lse of the rows' own keys, [T, H], where the caller wants none. A state is fp32
-// [head_dim] sums, not normalised, and its reference (base 2) and sum of weights, fp32 [2].
-// Reference -inf: no key was seen, the sums are not read.
+// In order, for workers w of W, whose warps have kTileRows rows each of a tile:
+//   parts     [2 W, kPrefixTileWarps]: 2 w: of the tile that began before w's range, 2 w + 1: of
+//   the
+//             one that begins in it and goes on
+//   lse       fp32 [T, H], of the rows' own keys, where the caller wants none
+// and at the workspace's end
+//   counters  uint64 [W, kPrefixTileWarps], of the tile that begins in w and goes on: warps that
+//             have left their part (arrive_at_counter in partial_states.cuh)
+// A part is the sums of a warp's rows as the products' fragments hold them, not normalised, float4
+// [head_dim / 8, 32], and of each row the reference (base 2) and the sum of weights, float2 [16].
+// Reference -inf: no key was seen.
 #pragma once
 
-#include "cuda/attention/fragments.cuh"
+#include "cuda/attention/partial_states.cuh"
 #include "cuda/attention/prefix_plan.cuh"
-#include "cuda/attention/softmax.cuh"
+#include "pagedkv/kernels/attention_workspace.h"
 
 namespace pagedkv::cuda {
 
-// What the merge must know of a group's line to find the parts of a row.
-struct PrefixRecord {
-  int64_t begin;
-  int tile_length;
-  int range_length;  // of every worker
+constexpr int kPrefixTileWarps = static_cast<int>(kPrefixTileRows) / kTileRows;
+static_assert(kPrefixTileWarps * sizeof(uint64_t) == kPrefixCounterBytes);
+
+// A warp's part. Of float8 caches fragments come in pairs, head_dim is a multiple of 16.
+struct PrefixPart {
+  float4* sums;
+  float2* totals;
 };
-static_assert(sizeof(PrefixRecord) == kPrefixRecordBytes);
 
 struct PrefixStates {
-  PrefixRecord* records;  // [num_prefix_groups]
-  float* sums;            // [num_states, head_dim]
-  float2* totals;         // [num_states] (reference, sum)
-  float* lse;             // [T, H]
-  int64_t cut_prefix;     // number of the first of its kind
+  char* parts;
+  float* lse;
+  uint64_t* counters;
+  int head_dim;
+
+  __device__ uint64_t* counter(unsigned worker, int warp) const {
+    return counters + worker * kPrefixTileWarps + static_cast<unsigned>(warp);
+  }
+  // Piece `piece` of the tile that begins in worker `first`.
+  __device__ PrefixPart part(unsigned first, int piece, int warp) const {
+    const unsigned worker = first + static_cast<unsigned>(piece);
+    const unsigned tile = 2 * worker + static_cast<unsigned>(piece == 0);
+    const unsigned index = tile * kPrefixTileWarps + static_cast<unsigned>(warp);
+    auto* sums =
+        reinterpret_cast<float4*>(parts + index * kTileRows * partial_state_bytes(head_dim));
+    return {sums, reinterpret_cast<float2*>(sums + head_dim / 8 * 32)};
+  }
 };
 
 __host__ __device__ inline PrefixStates prefix_states(const PagedAttentionParams& params) {
-  const PagedAttentionWorkspaceShape shape{.num_tokens = params.num_tokens,
-                                           .num_heads = params.num_heads,
-                                           .head_dim = params.cache.head_dim,
-                                           .num_splits = params.num_splits,
-                                           .num_prefix_groups = 0,
-                                           .num_workers = params.num_workers};
-  const int64_t cut_prefix = params.num_tokens * params.num_heads;
-  const int64_t num_states =
-      cut_prefix + 2 * num_prefix_workers(params.num_workers) * kPrefixTileRows;
-  char* begin = static_cast<char*>(params.workspace) + paged_attention_workspace_bytes(shape);
+  PagedAttentionWorkspaceShape shape{.num_tokens = params.num_tokens,
+                                     .num_heads = params.num_heads,
+                                     .head_dim = params.cache.head_dim,
+                                     .num_splits = params.num_splits,
+                                     .num_prefix_groups = params.num_prefix_groups,
+                                     .num_workers = params.num_workers};
+  auto* workspace = static_cast<char*>(params.workspace);
   PrefixStates states{};
-  states.records = reinterpret_cast<PrefixRecord*>(begin);
-  states.sums = reinterpret_cast<float*>(states.records + params.num_prefix_groups);
-  states.totals = reinterpret_cast<float2*>(states.sums + num_states * params.cache.head_dim);
-  states.lse = reinterpret_cast<float*>(states.totals + num_states);
-  states.cut_prefix = cut_prefix;
+  states.counters = reinterpret_cast<uint64_t*>(workspace + paged_attention_workspace_bytes(shape));
+  shape.num_prefix_groups = 0;
+  states.parts = workspace + paged_attention_workspace_bytes(shape);
+  states.lse = reinterpret_cast<float*>(states.parts + 2 * num_prefix_workers(params.num_workers) *
+                                                           kPrefixTileRows *
+                                                           partial_state_bytes(shape.head_dim));
+  states.head_dim = static_cast<int>(shape.head_dim);
   return states;
-}
-
-// A worker's states of the tile that its range cuts, from row 0 on.
-__device__ inline int64_t cut_rows(int64_t first, int64_t worker, int i, int64_t rows_per_tile) {
-  return first + (2 * worker + i) * rows_per_tile;
-}
-
-// The states of the rows of `mine` from a warp's fragments. number(token, head, packed row): of its
-// state.
-template <class Traits, class Number>
-__device__ void write_states(const PagedAttentionParams& params, const PrefixStates& states,
-                             const TilePart& mine, int group, OnlineSoftmax& softmax,
-                             const float (&out)[Traits::kDim / 8][4], int lane,
-                             const Number& number) {
-  softmax.finish();
-  const int head_dim = static_cast<int>(params.cache.head_dim);
-  const int quad = lane % 4;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = lane / 4 + 8 * i;
-    if (row >= mine.num_rows) continue;
-    const int packed = mine.first_row + row;
-    const int64_t token = mine.sequence.query_start + packed / group;
-    const int64_t state = number(token, mine.kv_head * group + packed % group, packed);
-    float* sums = states.sums + state * head_dim;
-    const auto write = [&](int d, float x, float y) {
-      if (d < head_dim) *reinterpret_cast<float2*>(sums + d) = make_float2(x, y);
-    };
-#pragma unroll
-    for (int n = 0; n < Traits::kDim / 8; ++n) {
-      if constexpr (!Traits::kFloat8) {
-        write(out_dim<Traits>(n, 0, quad), out[n][2 * i], out[n][2 * i + 1]);
-      } else if (n % 2 == 0) {  // neighbours in head_dim lie in neighbouring fragments
-        write(out_dim<Traits>(n, 0, quad), out[n][2 * i], out[n + 1][2 * i]);
-        write(out_dim<Traits>(n, 1, quad), out[n][2 * i + 1], out[n + 1][2 * i + 1]);
-      }
-    }
-    if (quad == 0) states.totals[state] = make_float2(softmax.reference[i], softmax.sum[i]);
-  }
 }
 
 }  // namespace pagedkv::cuda

@@ -1,7 +1,8 @@
 // The wgmma kernel's work over shared prefixes: tiles of the rows of a group and some of the keys
-// of its prefix, of which partial states are left. Members as in prefill_work.cuh.
+// of its prefix, added to the rows that decode has left. Members as in prefill_work.cuh.
 #pragma once
 
+#include "cuda/attention/prefix_plan.cuh"
 #include "cuda/attention/prefix_rows.cuh"
 
 namespace pagedkv::cuda {
@@ -31,18 +32,14 @@ struct PrefixWork {
   static constexpr bool kHasEmptyTiles = false;
 
   template <int kThreads>
-  static constexpr int kScratch = kThreads / 32 + 2;
+  using Scratch = PrefixPlanScratch<kThreads>;
 
   template <int kThreads, int kRows, int kStepKeys>
   __device__ static PrefixTiles<kRows, kStepKeys> plan(const PagedAttentionParams& params,
-                                                       int64_t* scratch) {
+                                                       Scratch<kThreads>& scratch) {
     static_assert(kRows == kPrefixTileRows);
     allow_next_kernel();
-    return {params,
-            plan_prefix<kThreads, kRows, kStepKeys>(
-                params, scratch, [&](int64_t g, int64_t begin, int tile_length, int range_length) {
-                  prefix_states(params).records[g] = PrefixRecord{begin, tile_length, range_length};
-                })};
+    return {params, plan_prefix<kThreads, kRows, kStepKeys>(params, scratch)};
   }
 
   __device__ static TileRows rows(const PagedAttentionParams& params, const TilePart& mine,
@@ -53,20 +50,18 @@ struct PrefixWork {
   template <class Traits, class T>
   __device__ __forceinline__ static void write(const PagedAttentionParams& params,
                                                const TilePart& part, int group, int first,
-                                               int num_rows, OnlineSoftmax& softmax,
-                                               const float (&out)[Traits::kDim / 8][4],
+                                               int /*num_rows*/, OnlineSoftmax& softmax,
+                                               float (&out)[Traits::kDim / 8][4],
                                                uint32_t /*shared_rows*/, int lane) {
-    TilePart mine = part;
-    mine.first_row = first;
-    mine.num_rows = num_rows;
-    write_prefix_states<PlainColumns<Traits::kDim>>(params, part, mine, group, softmax, out, lane);
+    finish_prefix_rows<PlainColumns<Traits::kDim>, T>(
+        params, part, (first - part.first_row) / kTileRows, group, softmax, out, lane);
   }
 
-  // Decode: the merge waits for this kernel only.
+  // In every thread: who comes next in the stream waits for this kernel only, not for decode.
   __device__ static void end() { wait_previous_kernel(); }
 
  private:
-  // What the writing of states needs to know of the fragments.
+  // What finish_prefix_rows needs to know of the fragments.
   template <int kHeadDim>
   struct PlainColumns {
     static constexpr int kDim = kHeadDim;

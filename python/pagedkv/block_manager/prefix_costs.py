@@ -6,13 +6,13 @@ sequences over a prefix of L tokens saves, with m = n rounded up to whole tiles 
 
     saved = (n - 1) * L - n * per_row - m * L * per_row_key
 
-since the prefix is read once instead of n times, every sequence leaves partial states that are
-merged, and products with the prefix are not hidden behind its reading any more. Of nested groups,
-the level or the set of deeper groups that saves most is taken. There is no group at all unless all
-together save more than per_step. A prefix is at most the full blocks that a sequence's first query
-sees, seq_len - query_len + 1 tokens. Sequences of more than max_query_len query tokens (prefill is
-bound by products: sharing saves it nothing), longer than the window if it is not 0, or with freed
-first blocks stay out.
+since the prefix is read once instead of n times, every sequence's rows are ended twice, and the
+products with the prefix are hidden behind the reading of its own keys in part only. Of nested
+groups, the level or the set of deeper groups that saves most is taken. There is no group at all
+unless all together save more than per_step. A prefix is at most the full blocks that a sequence's
+first query sees, seq_len - query_len + 1 tokens. Sequences of more than max_query_len query tokens
+(prefill is bound by products: sharing saves it nothing), longer than the window if it is not 0, or
+with freed first blocks stay out.
 
 `PrefixGrouper.find(block_tables, seq_lens, query_lens, slots)` returns the groups among neighbours,
 [num_groups, 3] int32 rows (first_seq, num_seqs, num_prefix_blocks) by first_seq. block_tables is
@@ -36,12 +36,12 @@ ROWS_PER_TILE = 128  # query tokens x query heads of a KV head, multiplied toget
 @dataclass(frozen=True, slots=True)
 class PrefixRates:
     """Rates of one GPU. The defaults are an H200's, fitted to the 22 shapes of
-    benchmarks/results/2026-11-29-shared-prefixes.md, of which they choose those that gain."""
+    benchmarks/results/2026-11-30-prefix2048-attempts.md, of which they choose those that gain."""
 
     read: float = 1.6e13  # bytes/s of K and V that another sequence reads too: from the L2
-    states: float = 4.3e12  # bytes/s of partial states, written and read
-    products: float = 5e14  # FLOP/s of the prefix's tiles
-    launches_us: float = 28.0  # starts and ends of the two kernels that a call has more
+    states: float = 3.7e12  # bytes/s of partial states, written and read
+    products: float = 1.1e15  # FLOP/s of the prefix's tiles, half of them beside decode
+    launches_us: float = 12.5  # start and end of the kernel that a call has more
 
 
 def prefix_costs(
@@ -57,11 +57,11 @@ def prefix_costs(
     Args: element_bytes: of the cache, 1 for float8.
 
     Example: Llama-3-8B, 32 query heads and 8 KV heads of 128, bf16. A key has 4,096 bytes and takes
-    0.26 ns to read; the launches are worth 109,375 keys, which groups have to save together:
+    0.26 ns to read; the launch is worth 48,828 keys, which groups have to save together:
 
         >>> costs = prefix_costs(32, 8, 128)
         >>> round(costs["per_step"]), costs["seqs_per_tile"]
-        (109375, 32)
+        (48828, 32)
     """
     used = PrefixRates() if rates is None else rates
     key_seconds = 2 * num_kv_heads * head_dim * element_bytes / used.read
