@@ -186,8 +186,8 @@ class EngineConfig:
         load_format: auto reads the weights; dummy fills them with small random numbers, the same
             each time, and needs nothing of a model but its config.json: for measurements.
         max_model_len: most tokens of a prompt and its answer. None: what the model allows.
-        enforce_eager: on a GPU, launch every kernel of a decode step one by one instead of
-            replaying a CUDA graph: slower, with less memory and a faster start.
+        enforce_eager: on a GPU, launch every kernel of a step one by one instead of replaying a
+            CUDA graph: slower, with less memory and a faster start.
         max_cudagraph_capture_size: most tokens of a step with prompts that is a CUDA graph; 0: none
             is. Steps of decodes alone always are, unless enforce_eager says otherwise.
         async_scheduling: schedule and launch the next step while one runs; whether a token ends its
@@ -228,7 +228,11 @@ class EngineConfig:
 
     @property
     def max_captured_tokens(self) -> int:
-        """max_cudagraph_capture_size, as far as steps have so many."""
+        """max_cudagraph_capture_size, as far as steps have so many; 0 where there is one sequence,
+        as such a step has a row of padding.
+        """
+        if self.scheduler.max_num_seqs == 1:
+            return 0
         return min(self.max_cudagraph_capture_size, self.scheduler.max_num_batched_tokens)
 
     @classmethod

@@ -78,6 +78,15 @@ def test_a_step_and_a_utilization_leave_less_for_the_pool(run: Any, config: Path
     assert pool("--max-num-batched-tokens", "16384") < pool()
 
 
+def test_fewer_tokens_in_graphs_take_less_for_them(run: Any, config: Path) -> None:
+    def graphs(size: int) -> int:
+        options = ["--gpu", "h200", "--json", "--max-cudagraph-capture-size", str(size)]
+        result = run("plan", str(config), *options)
+        return int(json.loads(result.out)["fit"]["memory"]["graphs_bytes"])
+
+    assert 0 < graphs(0) < graphs(64) < graphs(256)
+
+
 def test_what_does_not_fit_is_planned_and_exits_with_1(run: Any, config: Path) -> None:
     result = run("plan", str(config), "--memory", "0.5")
     assert result.code == 1

@@ -152,6 +152,7 @@ def test_engine_options_reach_the_engine_and_its_record(
         "num_gpu_blocks_override": 50,
         "swap_space": 0.001,
         "preemption_mode": "swap",
+        "max_cudagraph_capture_size": 32,
         "max_num_seqs": 5,
         "max_num_batched_tokens": 64,
         "scheduling_policy": "priority",

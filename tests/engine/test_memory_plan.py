@@ -144,6 +144,9 @@ def test_graphs_are_counted_unless_there_are_none() -> None:
     assert token_sizes_for(0) == []
     without = plan(max_cudagraph_capture_size=0)
     assert without.graphs_bytes < plan().graphs_bytes
+    # A step with a prompt has a row of padding beside it, for which there is none here.
+    alone = plan(max_num_seqs=1, max_cudagraph_capture_size=0)
+    assert plan(max_num_seqs=1).graphs_bytes == alone.graphs_bytes
     # Without an option for the pool, what graphs may take is left free.
     assert plan(enforce_eager=True).num_blocks > plan().num_blocks
 

@@ -84,6 +84,16 @@ EnableKvOffloading = Annotated[
 PreemptionMode = Annotated[
     str, typer.Option(help="auto, swap or recompute.", rich_help_panel=_ENGINE)
 ]
+EnforceEager = Annotated[
+    bool, typer.Option("--enforce-eager", help="No CUDA graphs.", rich_help_panel=_ENGINE)
+]
+MaxCudagraphCaptureSize = Annotated[
+    int,
+    typer.Option(
+        help="Most tokens of a step with prompts that is a CUDA graph; 0: none is.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 
 
 _RECORDING = "Recording"

@@ -68,9 +68,8 @@ def plan(
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
     kv_cache_dtype: options.KvCacheDtype = "auto",
     swap_space: options.SwapSpace = 0.0,
-    enforce_eager: Annotated[
-        bool, typer.Option("--enforce-eager", help="No CUDA graphs.", rich_help_panel="Engine")
-    ] = False,
+    enforce_eager: options.EnforceEager = False,
+    max_cudagraph_capture_size: options.MaxCudagraphCaptureSize = 256,
     max_num_seqs: Annotated[
         int | None, typer.Option(help="Most sequences at once.", rich_help_panel=_SCHEDULER)
     ] = None,
@@ -116,6 +115,7 @@ def plan(
         "kv_cache_dtype": kv_cache_dtype,
         "swap_space": swap_space,
         "enforce_eager": enforce_eager,
+        "max_cudagraph_capture_size": max_cudagraph_capture_size,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
     }

@@ -124,9 +124,8 @@ def serve(
     kv_cache_dtype: options.KvCacheDtype = "auto",
     swap_space: options.SwapSpace = 0.0,
     enable_kv_offloading: options.EnableKvOffloading = False,
-    enforce_eager: Annotated[
-        bool, typer.Option("--enforce-eager", help="No CUDA graphs.", rich_help_panel="Engine")
-    ] = False,
+    enforce_eager: options.EnforceEager = False,
+    max_cudagraph_capture_size: options.MaxCudagraphCaptureSize = 256,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API does it.
 
@@ -175,6 +174,7 @@ def serve(
         preemption_mode=preemption_mode,
         enable_prefix_caching=enable_prefix_caching,
         enforce_eager=enforce_eager,
+        max_cudagraph_capture_size=max_cudagraph_capture_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         scheduling_policy=scheduling_policy,
