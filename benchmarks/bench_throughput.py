@@ -69,10 +69,11 @@ SHAPES: dict[str, dict[str, object]] = {
 
 # 8,448 rows are 33 tiles of 256 and 44 of 192: products of these shapes then take whole rounds of
 # the 132 multiprocessors.
+STEP_TOKENS = 8448
 OPTIONS: dict[str, object] = {
     "load_format": "dummy",
     "max_model_len": 32768,
-    "max_num_batched_tokens": 8448,
+    "max_num_batched_tokens": STEP_TOKENS,
 }
 
 # Weights that take longer to read than a few hundred rows take to multiply: prompts in no hurry are
@@ -261,25 +262,34 @@ def under_pressure(
     return made
 
 
-def profile(llm: LLM, name: str, num_steps: int) -> str:
-    """Where the time of decode steps after the prompts of a mix goes: parts of the CPU's work, how
-    long the GPU was busy and how long not, and its kernels. The whole is taken without a profiler,
-    and so is what the GPU is not busy of it.
+def profile(llm: LLM, name: str, num_steps: int, step_tokens: int) -> str:
+    """Where the time of decode steps after the prompts of a mix goes, or of steps of prompts if it
+    has nothing else: parts of the CPU's work, how long the GPU was busy and how long not, and its
+    kernels. The whole is taken without a profiler, and so is what the GPU is not busy of it.
     """
-    prompts, _ = MIXES[name].requests()
+    prompts, lens = MIXES[name].requests()
+    has_decodes = max(lens) > 1
     engine = llm.engine
-    params = SamplingParams(temperature=0.6, max_tokens=1000, ignore_eos=True)
+    if not has_decodes:
+        llm.reset_prefix_cache()
+    params = SamplingParams(temperature=0.6, max_tokens=1000 if has_decodes else 1, ignore_eos=True)
     for i, prompt in enumerate(prompts):
         engine.add_request(f"profiled {i}", prompt, params)
-    while engine.num_waiting:
-        engine.step()
+    num_first = 8
+    if has_decodes:
+        while engine.num_waiting:
+            engine.step()
+    else:  # the steps that the prompts fill are all there are
+        num_first = 2
+        num_full = sum(map(len, prompts)) // step_tokens
+        num_steps = min(num_steps, (num_full - num_first) // 2)
 
     def steps(count: int) -> None:
         for _ in range(count):
             engine.step()
         torch.cuda.synchronize()
 
-    steps(8)
+    steps(num_first)
     before, begin = engine.step_split, time.perf_counter()
     steps(num_steps)
     took_us = (time.perf_counter() - begin) * 1e6 / num_steps
@@ -304,6 +314,7 @@ def measure_all(
     """The mixes one after the other in one engine, which notes says how it came to be."""
     begin = time.perf_counter()
     chosen = {**OPTIONS_OF.get(shape, {}), **options.options}
+    step_tokens = chosen.get("max_num_batched_tokens", STEP_TOKENS)
     llm = LLM(folder, **{**OPTIONS, **chosen})
     if chosen:
         notes.append(f"{shape}: options {json.dumps(chosen)}")
@@ -313,7 +324,7 @@ def measure_all(
         made.append(measure(llm, shape, name, options.runs, has_limit=not options.options))
         print(made[-1], flush=True)
         if options.profile:
-            notes.append(profile(llm, name, options.profile))
+            notes.append(profile(llm, name, options.profile, step_tokens))
     del llm
     collect()
     return made
