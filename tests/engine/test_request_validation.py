@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,29 @@ BAD_REQUESTS: dict[str, tuple[Any, Any, str]] = {
     "id one too high": ([1, 260], GREEDY, r"token id 260 at position 1 .* \(0 to 259\)"),
     "huge id": ([2**40], GREEDY, "token id 1099511627776 at position 0"),
     "negative id": ([5, -1], GREEDY, "token id -1 at position 1"),
-    "floats": ([1.0, 2.0], GREEDY, "flat list of integer token ids, got list of float64"),
-    "a float behind an id": (
-        [1, 2.0],
-        GREEDY,
-        "flat list of integer token ids, got list of float64",
-    ),
-    "a text behind an id": ([1, "a"], GREEDY, "flat list of integer token ids, got list of <U21"),
-    "a list behind an id": ([1, [2]], GREEDY, "flat list of integer token ids, got list of object"),
-    "id over 64 bits": ([1, 2**70], GREEDY, "flat list of integer token ids, got list of object"),
-    "truths": ([True, False], GREEDY, "flat list of integer token ids, got list of bool"),
-    "lists of several lengths": ([[1], [2, 3]], GREEDY, r"flat list .* object with shape \(2,\)"),
-    "nested": ([[1, 2], [3, 4]], GREEDY, r"flat list .* shape \(2, 2\)"),
+    "floats": ([1.0, 2.0], GREEDY, r"flat list of integer token ids, got float 1\.0 at position 0"),
+    "a float behind an id": ([1, 2.0], GREEDY, r"got float 2\.0 at position 1"),
+    "a text behind an id": ([1, "a"], GREEDY, "got str 'a' at position 1"),
+    "nothing behind an id": ([1, None], GREEDY, "got NoneType None at position 1"),
+    "a list behind an id": ([1, [2]], GREEDY, r"got list \[2\] at position 1"),
+    "a float of NumPy": ([1, np.float64(2)], GREEDY, r"got float64 .* at position 1"),
+    "id over 63 bits": ([1, 2**63], GREEDY, "token id 9223372036854775808 at position 1"),
+    "id over 64 bits": ([1, -(2**70)], GREEDY, "token id -1180591620717411303424 at position 1"),
+    "id that cannot be written out": ([1, 10**5000], GREEDY, "token id of 16610 bits at posit"),
+    "negative id of NumPy": ([1, np.int64(-5)], GREEDY, "token id -5 at position 1"),
+    "id too high in an array": (np.array([1, 2**40]), GREEDY, "token id 1099511627776 at posit"),
+    "truths": ([True, False], GREEDY, "got bool True at position 0"),
+    "a truth behind an id": ([1, True], GREEDY, "got bool True at position 1"),
+    "a truth in a tuple": ((1, False), GREEDY, "got bool False at position 1"),
+    "a truth of NumPy": ([1, np.True_], GREEDY, r"got bool.* .*True_* at position 1"),
+    "truths in an array": (np.array([True]), GREEDY, r"got ndarray of bool with shape \(1,\)"),
+    "lists of several lengths": ([[1], [2, 3]], GREEDY, r"flat list .* list \[1\] at position 0"),
+    "nested": ([[1, 2], [3, 4]], GREEDY, r"got list \[1, 2\] at position 0"),
+    "nested in an array": (np.ones((2, 2), dtype=np.int32), GREEDY, r"flat list .* shape \(2, 2\)"),
+    "an array in a list": ([1, np.ones(2, dtype=int)], GREEDY, r"got ndarray .* at position 1"),
+    "a generator": ((i for i in range(3)), GREEDY, "flat list .* got generator"),
+    "a set": ({1, 2}, GREEDY, "flat list .* got set"),
+    "bytes": (b"ab", GREEDY, "flat list .* got bytes"),
     "no params": ("hi", None, "sampling_params must be a SamplingParams, got None"),
     "stop id": ("hi", SamplingParams(stop_token_ids=[260]), "stop_token_ids has 260, outside"),
     "never fits": ("p" * 30, SamplingParams(max_tokens=20), "need 13 blocks of 4 .* pool has 12"),
@@ -57,6 +69,24 @@ def test_a_bad_request_is_refused_and_nothing_is_queued(tokenizer_folder: Path, 
     outputs, _ = run(engine)
     assert outputs.keys() == {"good"}
     assert outputs["good"].outputs == answer(tokenizer_folder, "hello", GREEDY).outputs
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        (97, 98, 99),
+        range(97, 100),
+        deque([97, 98, 99]),
+        [97, np.int64(98), np.uint8(99)],
+        np.array([97, 98, 99], dtype=np.uint8),
+    ],
+    ids=lambda prompt: type(prompt).__name__,
+)
+def test_token_ids_come_in_any_sequence(tokenizer_folder: Path, prompt: Any) -> None:
+    given = answer(tokenizer_folder, prompt, GREEDY)
+    listed = answer(tokenizer_folder, [97, 98, 99], GREEDY)
+    assert given.prompt_token_ids == listed.prompt_token_ids == [97, 98, 99]
+    assert given.outputs == listed.outputs
 
 
 def test_what_just_fits_the_pool_runs(tokenizer_folder: Path) -> None:

@@ -5,6 +5,7 @@ nothing, so that a bad prompt in a list is refused before any of the list runs.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -146,11 +147,15 @@ class RequestBuilder:
             if self._tokenizer is None:
                 raise ValueError(f"request {request_id!r}: a prompt as text needs a tokenizer")
             prompt = self._tokenizer.encode(prompt)
-        if isinstance(prompt, list):
-            made = ids_of_list(prompt, self._vocab_size)
+        if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
+            listed: list[Any] = prompt if isinstance(prompt, list) else list(prompt)
+            made = ids_of_list(listed, self._vocab_size)
             if made is not None and made.size > 0:
                 return made
-        ids: NDArray[Any] = _flat(prompt)  # and what is wrong with it
+            prompt = [  # and what is wrong with it
+                self._token_id(request_id, one, place) for place, one in enumerate(listed)
+            ]
+        ids: NDArray[Any] = np.asarray(prompt)
         if ids.size == 0:
             raise ValueError(
                 f"request {request_id!r}: the prompt is empty; give at least one token"
@@ -163,11 +168,31 @@ class RequestBuilder:
         outside = (ids < 0) | (ids >= self._vocab_size)
         if outside.any():
             place = int(outside.argmax())
-            raise ValueError(
-                f"request {request_id!r}: token id {ids[place]} at position {place} is outside the "
-                f"vocabulary (0 to {self._vocab_size - 1})"
-            )
+            raise self._outside(request_id, int(ids[place]), place)
         return ids.astype(np.int32)
+
+    def _token_id(self, request_id: str, value: Any, place: int) -> int:
+        """value as an int, which NumPy's integers become too; truths do not."""
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            token_id = operator.index(value)
+        except TypeError:
+            raise TypeError(
+                f"request {request_id!r}: a prompt is text or a flat list of integer token ids, "
+                f"got {type(value).__name__} {value!r:.200} at position {place}"
+            ) from None
+        if not 0 <= token_id < self._vocab_size:
+            raise self._outside(request_id, token_id, place)
+        return token_id
+
+    def _outside(self, request_id: str, token_id: int, place: int) -> ValueError:
+        num_bits = token_id.bit_length()  # Python refuses to write out more than some thousands
+        told = str(token_id) if num_bits <= 128 else f"of {num_bits} bits"
+        return ValueError(
+            f"request {request_id!r}: token id {told} at position {place} is outside the "
+            f"vocabulary (0 to {self._vocab_size - 1})"
+        )
 
     def _max_tokens(self, request_id: str, prompt_len: int, params: SamplingParams) -> int:
         room = self._max_model_len - prompt_len
@@ -196,13 +221,6 @@ class RequestBuilder:
             tuple(np.array([word], dtype=np.uint64) for word in divmod(self._seed, 2**32)[::-1]),
         )
         return int(high[0]) << 32 | int(low[0])
-
-
-def _flat(prompt: object) -> NDArray[np.generic]:
-    try:
-        return np.asarray(prompt)
-    except ValueError:  # lists of several lengths in a list
-        return np.asarray(prompt, dtype=object)
 
 
 def check_cache_salt(request_id: str, salt: str | None) -> None:
