@@ -151,6 +151,25 @@ def test_graphs_are_counted_unless_there_are_none() -> None:
     assert plan(enforce_eager=True).num_blocks > plan().num_blocks
 
 
+def test_the_documented_example_is_what_is_predicted() -> None:
+    llama = {
+        **CONFIG,
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    }
+    config = EngineConfig.from_options("m", max_num_batched_tokens=8192, max_model_len=32768)
+    made = predict(config, llama, torch.bfloat16, gpu_bytes=int(139.8 * 2**30))
+    words = "{:.2f} GiB of weights, {:.2f} GiB for a step of 8,192 tokens, and a pool of {:.2f} GiB"
+    parts = (made.weights_bytes, made.step_bytes, made.pool_bytes)
+    told = words.format(*(part / 2**30 for part in parts))
+    assert told in " ".join((predict.__doc__ or "").split())
+
+
 def test_the_parts_make_the_whole() -> None:
     one = plan(num_gpu_blocks_override=100)
     parts = (one.weights_bytes, one.step_bytes, one.graphs_bytes, one.libraries_bytes)

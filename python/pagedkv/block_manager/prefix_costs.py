@@ -39,7 +39,7 @@ class PrefixRates:
     benchmarks/results/2026-11-30-prefix2048-attempts.md, of which they choose those that gain."""
 
     read: float = 1.6e13  # bytes/s of K and V that another sequence reads too: from the L2
-    states: float = 3.7e12  # bytes/s of partial states, written and read
+    states: float = 3.7e12  # bytes/s of rows' second ends, as prefix_costs counts their bytes
     products: float = 1.1e15  # FLOP/s of the prefix's tiles, half of them beside decode
     launches_us: float = 12.5  # start and end of the kernel that a call has more
 
@@ -65,7 +65,7 @@ def prefix_costs(
     """
     used = PrefixRates() if rates is None else rates
     key_seconds = 2 * num_kv_heads * head_dim * element_bytes / used.read
-    # Two states of a row, fp32 sums and two numbers for every head, written and read.
+    # As if two states of a row, fp32 sums and two numbers for every head, were written and read.
     state_bytes = 4 * num_heads * (head_dim + 2) * 4
     return {
         "per_step": used.launches_us * 1e-6 / key_seconds,
