@@ -53,7 +53,7 @@ fi
 save=()
 if [[ -n ${SAVE:-} ]]; then save=(--save); fi
 if chosen bench; then
-  for name in gpu_ops streamed_linear sampling cache_layout paged_attention mixed_steps loading throughput; do
+  for name in gpu_ops streamed_linear sampling cache_layout paged_attention mixed_steps short_steps loading throughput; do
     options=()
     if [[ $name == loading ]]; then options=(--memory /dev/shm --layers 12); fi
     log="$logs/bench_$name.log"

@@ -35,7 +35,7 @@ ROWS_PER_TILE = 128  # query tokens x query heads of a KV head, multiplied toget
 
 @dataclass(frozen=True, slots=True)
 class PrefixRates:
-    """Rates of one GPU. The defaults are an H200's, fitted to the 22 shapes of
+    """Rates of one GPU. The defaults are an H200's, fitted to the shapes of
     benchmarks/results/2026-11-30-prefix2048-attempts.md, of which they choose those that gain."""
 
     read: float = 1.6e13  # bytes/s of K and V that another sequence reads too: from the L2
