@@ -1,5 +1,5 @@
 """`pagedkv top`: against servers that answer as a test says, and what is wrong is told in words.
-Against a real server: tests/cli/test_top_live.py.
+Against a real server: tests/inspect/test_top_live.py.
 """
 
 from __future__ import annotations
