@@ -142,7 +142,7 @@ def test_all_that_steps_of_decodes_ask_for_is_captured_at_start_but_logits(devic
     engine = engine_on(device, **POOL)
     graphs = engine._runner._graphs
     assert graphs is not None
-    common = {(decode_size(size), True, 0) for size in graphs.sizes}
+    common = {(decode_size(size), True, 0) for size in graphs.sizes.decodes}
     assert {key for key in graphs._graphs if key.size.max_query_len == 1} == common
     params = SamplingParams(temperature=0.7, top_k=9, top_p=0.8, min_p=0.01, seed=3, max_tokens=12)
     right = answers(engine_on("cpu", **POOL), made_prompts(), params)

@@ -221,7 +221,7 @@ class ModelRunner:
         padded = None
         has_rules = bool(self._has_rules[step.slots].any())
         if graphs is not None and not self._scores_prompts(step):
-            padded = graphs.size_for(step)
+            padded = graphs.sizes.of(step)
         tensors = self._inputs.build(step, token_ids, self._params, padded=padded)
         prefilling = None
         if graphs is not None and padded is not None:

@@ -48,6 +48,36 @@ def token_sizes_for(max_num_tokens: int) -> list[int]:
     ]
 
 
+class GraphSizes:
+    """Which sizes there are, padding included. decodes: rows of steps of decodes alone; tokens,
+    rows: of steps with prompts.
+    """
+
+    def __init__(self, max_num_seqs: int, max_num_tokens: int) -> None:
+        """max_num_tokens: of steps with prompts that are captured; 0: none is."""
+        self.decodes = sizes_for(max_num_seqs)
+        self.tokens = token_sizes_for(max_num_tokens)
+        # Rows beside and of prompts: one more is always padding, which takes the tokens left.
+        self.rows = [2**i for i in range(1, 24) if 2**i < max_num_seqs]
+        if max_num_seqs > 1:
+            self.rows.append(max_num_seqs)
+
+    def of(self, step: ScheduledStep) -> PaddedSize | None:
+        """The smallest that holds the step; None: it is run kernel by kernel."""
+        # Prompts with several answers have several samples a row; beside rows that have none they
+        # may be as many as the rows.
+        if bool((np.diff(step.sample_rows) == 0).any()):
+            return None
+        num_rows, num_samples = step.slots.size, step.sample_rows.size
+        if step.num_tokens == num_rows == num_samples:
+            return decode_size(next(size for size in self.decodes if size >= num_rows))
+        num_tokens = next((size for size in self.tokens if size >= step.num_tokens), None)
+        most_rows = next((size for size in self.rows if size > num_rows), None)
+        if num_tokens is None or most_rows is None:
+            return None
+        return PaddedSize(num_tokens, most_rows, num_tokens)
+
+
 class StepGraphs:
     """Owner of the graphs. Everything runs on one stream, so the graphs share their memory: what
     one leaves there is read before the next one runs. What they read beside it is the device's
@@ -57,32 +87,15 @@ class StepGraphs:
     def __init__(self, body: Body, max_num_seqs: int, max_num_tokens: int) -> None:
         """max_num_tokens: of steps with prompts that are captured; 0: none is."""
         self._body = body
-        self.sizes = sizes_for(max_num_seqs)
-        self._token_sizes = token_sizes_for(max_num_tokens)
-        # Rows beside and of prompts: one more is always padding, which takes the tokens left.
-        self._row_sizes = [2**i for i in range(1, 24) if 2**i < max_num_seqs]
-        if max_num_seqs > 1:
-            self._row_sizes.append(max_num_seqs)
+        self.sizes = GraphSizes(max_num_seqs, max_num_tokens)
         self._graphs: dict[GraphKey, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def size_for(self, step: ScheduledStep) -> PaddedSize | None:
-        """The smallest that holds the step; None: it is run kernel by kernel."""
-        num_rows, num_samples = step.slots.size, step.sample_rows.size
-        if step.num_tokens == num_rows == num_samples:
-            return decode_size(next(size for size in self.sizes if size >= num_rows))
-        num_tokens = next((size for size in self._token_sizes if size >= step.num_tokens), None)
-        most_rows = next((size for size in self._row_sizes if size > num_rows), None)
-        # Prompts with several answers have several samples a row.
-        if num_tokens is None or most_rows is None or bool((np.diff(step.sample_rows) == 0).any()):
-            return None
-        return PaddedSize(num_tokens, most_rows, num_tokens)
-
     def capture_common(self, padding: Callable[[PaddedSize], StepTensors]) -> None:
         """padding: the inputs of a step of that size which has no rows of its own."""
-        sizes = [decode_size(size) for size in self.sizes]
-        if self._row_sizes:  # one prompt alone
-            sizes += [PaddedSize(size, self._row_sizes[0], size) for size in self._token_sizes]
+        sizes = [decode_size(size) for size in self.sizes.decodes]
+        if self.sizes.rows:  # one prompt alone
+            sizes += [PaddedSize(size, self.sizes.rows[0], size) for size in self.sizes.tokens]
         sizes.sort(key=lambda size: size.num_tokens)
         # Libraries set themselves up, and kernels are loaded.
         for largest in {size.max_query_len > 1: size for size in sizes}.values():
