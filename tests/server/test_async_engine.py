@@ -97,6 +97,37 @@ def test_an_abort_right_behind_a_submission_is_obeyed_after_it(run: Any) -> None
     run(body)
 
 
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("max_tokens", [1, 20])
+def test_an_id_is_free_behind_its_abort_and_nothing_of_the_old_request_comes_to_the_new_one(
+    run: Any, streams: bool, max_tokens: int
+) -> None:
+    async def body(one: AsyncEngine, engine: Engine) -> None:
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        alone = await one.submit([Submission("c", list(b"World"), PARAMS)], stream=False)
+        (expected,) = await everything(alone)
+        for _ in range(3):
+            holding = hold(engine)
+            await one.submit([Submission("a", list(b"Hello"), params)], stream=streams)
+            while engine.num_running == 0:  # its step is held
+                await asyncio.sleep(0.001)
+            one.abort(["a"])
+            task = asyncio.ensure_future(
+                one.submit([Submission("a", list(b"World"), PARAMS)], stream=streams)
+            )
+            await asyncio.sleep(0)
+            holding.set()
+            *deltas, output = await everything(await task)
+            assert output.outputs == expected.outputs
+            assert output.prompt_token_ids == list(b"World")
+            assert [token for delta in deltas for token in delta.token_ids] == (
+                expected.outputs[0].token_ids if streams else []
+            )
+        assert not one._leaving
+
+    run(body)
+
+
 def hold(engine: Engine) -> threading.Event:
     """Let the next step wait for the event."""
     event = threading.Event()

@@ -99,6 +99,8 @@ class AsyncEngine:
         self._clock = clock
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._streams: dict[str, Stream] = {}
+        # How many aborts of an id the engine has not obeyed yet: what comes of it is nobody's.
+        self._leaving: dict[str, int] = {}
         self._failure: EngineDead | None = None
         self._busy_since_s: float | None = None  # start of the step or command that runs
         self._metrics = RunMetrics(engine)
@@ -248,8 +250,19 @@ class AsyncEngine:
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests if they have not ended; nothing more comes of them."""
         ids = [one for one in request_ids if self._streams.pop(one, None) is not None]
-        if ids and self._failure is None:
-            self._command(lambda engine: [engine.abort(one) for one in ids])
+        if not ids or self._failure is not None:
+            return
+
+        def end(engine: Engine) -> None:
+            try:
+                for request_id in ids:
+                    engine.abort(request_id)
+            finally:
+                self._tell(self._left, ids)  # behind all that has come of them
+
+        for one in ids:
+            self._leaving[one] = self._leaving.get(one, 0) + 1
+        self._command(end)
 
     def abort_all(self) -> None:
         """End every unfinished request; each stream gets its output, with "abort", and ends."""
@@ -306,11 +319,19 @@ class AsyncEngine:
     def _deliver(self, result: StepResult) -> None:
         items: list[Item] = [*result.deltas, *result.finished]
         for item in items:
+            if item.request_id in self._leaving:
+                continue
             stream = self._streams.get(item.request_id)
             if stream is not None:
                 stream.put(item)
             if isinstance(item, RequestOutput):
                 self._streams.pop(item.request_id, None)
+
+    def _left(self, request_ids: Sequence[str]) -> None:
+        for one in request_ids:
+            self._leaving[one] -= 1
+            if self._leaving[one] == 0:
+                del self._leaving[one]
 
     def _fail(self, error: EngineDead) -> None:
         for stream in set(self._streams.values()):
