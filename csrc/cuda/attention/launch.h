@@ -36,10 +36,6 @@ void launch_decode_attention(const PagedAttentionParams& params, cudaStream_t st
 // attended to their other keys: adds them to these rows of out and lse, which is not null.
 void launch_prefix_attention(const PagedAttentionParams& params, cudaStream_t stream);
 
-// Behind launch_prefix_attention: adds the states to these sequences' rows of out and lse, which is
-// not null.
-void launch_prefix_merge(const PagedAttentionParams& params, cudaStream_t stream);
-
 // The other sequences. prepare_prefill comes first, before decode: then prefill may start beside
 // decode, and it says whether it will.
 bool prepare_prefill(const PagedAttentionParams& params, cudaStream_t stream);

@@ -2,9 +2,8 @@
 // the workspace behind the decode kernel's own part of it.
 //
 // In order, for workers w of W, whose warps have kTileRows rows each of a tile:
-//   parts     [2 W, kPrefixTileWarps]: 2 w: of the tile that began before w's range, 2 w + 1: of
-//   the
-//             one that begins in it and goes on
+//   parts     [2 W, kPrefixTileWarps]: 2 w: of the tile that began before w's range,
+//             2 w + 1: of the one that begins in it and goes on
 //   lse       fp32 [T, H], of the rows' own keys, where the caller wants none
 // and at the workspace's end
 //   counters  uint64 [W, kPrefixTileWarps], of the tile that begins in w and goes on: warps that
