@@ -151,6 +151,20 @@ def ready_seconds(make: Callable[[], object]) -> float:
     return seconds
 
 
+def load_row(shape: str, num_bytes: int, seconds: float, ceiling: float) -> rows.Row:
+    """ceiling: bytes/s that the files can be read and moved at."""
+    rate = num_bytes / seconds
+    return rows.Row(
+        name=f"{num_bytes / 1e9:.1f} GB",
+        shape=shape,
+        us=seconds * 1e6,
+        rate=f"{rate / 1e9:.2f} GB/s",
+        ceiling_percent=100 * rate / ceiling,
+        limit=">= 60 %",
+        holds=rate >= 0.6 * ceiling,
+    )
+
+
 def measure(folder: Path, num_bytes: int, state: str, link: float, notes: list[str]) -> rows.Row:
     """state: "disk", where nothing of the files is in memory yet, or "page cache": the median of
     three runs.
@@ -165,16 +179,7 @@ def measure(folder: Path, num_bytes: int, state: str, link: float, notes: list[s
     seconds = statistics.median(times)
     each = ", ".join(f"{one:.2f}" for one in times)
     notes.append(f"{folder.parent}, {state}: reading alone {read / 1e9:.2f} GB/s; {each} s")
-    ceiling, rate = min(read, link), num_bytes / seconds
-    return rows.Row(
-        name=f"{num_bytes / 1e9:.1f} GB",
-        shape=f"{folder.parent}, {state}",
-        us=seconds * 1e6,
-        rate=f"{rate / 1e9:.2f} GB/s",
-        ceiling_percent=100 * rate / ceiling,
-        limit=">= 60 %",
-        holds=rate >= 0.6 * ceiling,
-    )
+    return load_row(f"{folder.parent}, {state}", num_bytes, seconds, min(read, link))
 
 
 def first_load(folder: Path) -> None:
@@ -191,18 +196,9 @@ def fresh(folder: Path, num_bytes: int, num_processes: int) -> list[rows.Row]:
         command = [sys.executable, __file__, "--first-load", str(folder)]
         told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
         read, link, seconds = json.loads(told.splitlines()[-1])
-        ceiling, rate = min(read, link), num_bytes / seconds
-        made.append(
-            rows.Row(
-                name=f"{num_bytes / 1e9:.1f} GB",
-                shape=f"{folder.parent}, first load of process {i + 1}",
-                us=seconds * 1e6,
-                rate=f"{rate / 1e9:.2f} GB/s (reading {read / 1e9:.1f}, link {link / 1e9:.1f})",
-                ceiling_percent=100 * rate / ceiling,
-                limit=">= 60 %",
-                holds=rate >= 0.6 * ceiling,
-            )
-        )
+        shape = f"{folder.parent}, first load of process {i + 1}"
+        shape += f" (reading {read / 1e9:.1f} GB/s, link {link / 1e9:.1f})"
+        made.append(load_row(shape, num_bytes, seconds, min(read, link)))
         print(made[-1], flush=True)
     return made
 
