@@ -42,10 +42,10 @@ def sizes_for(max_num_seqs: int) -> list[int]:
 
 def token_sizes_for(max_num_tokens: int) -> list[int]:
     """Tokens of the graphs of steps with prompts, padding included; none for 0."""
-    few = [size for size in (16,) if size < max_num_tokens]
-    return [*few, *range(_TOKEN_STEP, max_num_tokens, _TOKEN_STEP), max_num_tokens][
-        : None if max_num_tokens else 0
-    ]
+    if max_num_tokens == 0:
+        return []
+    few = [16] if max_num_tokens > 16 else []
+    return [*few, *range(_TOKEN_STEP, max_num_tokens, _TOKEN_STEP), max_num_tokens]
 
 
 class GraphSizes:
