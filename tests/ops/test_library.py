@@ -137,7 +137,7 @@ def test_importing_the_operators_does_not_need_the_engine() -> None:
         "pagedkv.ops",
         *(
             f"pagedkv.ops.{part}"
-            for part in ("attention", "cache", "layers", "library", "linear", "sampling")
+            for part in ("attention", "cache", "layers", "library", "linear", "sampling", "step")
         ),
     }
 

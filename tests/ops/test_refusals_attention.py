@@ -178,7 +178,7 @@ NUMBERS = [
     attention({"soft_cap": math.inf}, "soft_cap is inf, expected a finite float32 of at least 0"),
     attention({"soft_cap": -1.0}, "soft_cap is -1, expected a finite float32 of at least 0"),
     everything(
-        {"workspace": lambda t: t[:64]}, "workspace has 64 bytes, expected at least 13472 (paged_"
+        {"workspace": lambda t: t[:64]}, "workspace has 64 bytes, expected at least 13536 (paged_"
     ),
     everything(
         {"workspace": lambda t: t[8:]},

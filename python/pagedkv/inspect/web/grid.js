@@ -167,10 +167,11 @@ class Grid {
       overlay.globalAlpha = Math.max(0, 1 - (nowMs - one.since) / FLASH_MS);
       overlay.strokeStyle = FLASH_COLORS[one.kind];
       overlay.lineWidth = Math.max(1.5, edge / 8);
-      const grow = edge < 6 ? 3 : 0;
+      // Inside the block, for a neighbour's mark is not to be covered; around it where it is too small.
+      const inset = edge < 6 ? -3 : overlay.lineWidth / 2;
       for (const block of one.blocks) {
         const [x, y] = this.at(block);
-        overlay.strokeRect(x - grow, y - grow, edge - 1 + 2 * grow, edge - 1 + 2 * grow);
+        overlay.strokeRect(x + inset, y + inset, edge - 1 - 2 * inset, edge - 1 - 2 * inset);
       }
       if (one.blocks.length === 2) {
         const [from, to] = one.blocks.map((block) => this.at(block).map((v) => v + edge / 2));
