@@ -4,6 +4,9 @@ other. Beside them steps of decodes alone.
 
 Two engines of one process, same shape and random weights, take turns; medians. A prompt of n tokens
 is padded to the next size that is captured, so the last of each size shows what padding costs.
+
+--captures: instead, what a graph costs that is captured when a step first asks for it, in time and
+in memory of the card.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import rows
@@ -26,6 +30,9 @@ from bench_throughput import SHAPES
 from pagedkv import SamplingParams
 from pagedkv.config import EngineConfig
 from pagedkv.engine import Engine
+from pagedkv.engine.input_builder import PaddedSize
+from pagedkv.engine.step_graphs import GraphKey, decode_size
+from pagedkv.records import empty_step
 
 PROMPT_LENS = (16, 20, 100, 128, 129, 200, 256)
 NUM_TIMES = 15
@@ -120,11 +127,61 @@ def measure(shape: str, sizes: tuple[int, ...]) -> list[rows.Row]:
     return found
 
 
+def capture_us(engine: Engine, size: PaddedSize, *, chooses: bool) -> float:
+    """Of a graph as a step of this size would ask for it."""
+    runner = engine._runner
+    graphs = runner._graphs
+    assert graphs is not None
+    ids = np.empty((engine.max_num_seqs, 0), dtype=np.int32)
+    with torch.inference_mode(), torch.cuda.stream(runner._stream):
+        tensors = runner._inputs.build(empty_step(), ids, runner._params, padded=size)
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        graph, _ = graphs.graph_for(tensors, chooses=chooses)
+        us = (time.perf_counter() - begin) * 1e6
+        graph.replay()
+    torch.cuda.synchronize()
+    return us
+
+
+def measure_captures(shape: str) -> list[rows.Row]:
+    """Every graph that is not captured at start but those of shared prefixes."""
+    engine = engine_of(shape)
+    graphs = engine._runner._graphs
+    assert graphs is not None
+    sizes, at_start = graphs.sizes, set(graphs._graphs)
+    decodes = [decode_size(size) for size in sizes.decodes]
+    prompts = [PaddedSize(tokens, most, tokens) for tokens in sizes.tokens for most in sizes.rows]
+    kinds = {
+        "decodes, to their logits": (decodes, False),
+        "with prompts, to their tokens": (prompts, True),
+        "with prompts, to their logits": (prompts, False),
+    }
+    found = []
+    for name, (wanted, chooses) in kinds.items():
+        free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
+        wanted = [size for size in wanted if GraphKey(size, chooses, 0) not in at_start]
+        times = [capture_us(engine, size, chooses=chooses) for size in wanted]
+        taken = (free - torch.cuda.mem_get_info()[0]) / 2**20
+        grown = (torch.cuda.memory_reserved() - reserved) / 2**20
+        rate = (
+            f"slowest {max(times) / 1e3:.1f} ms; {len(times)} take {taken:.0f} MiB, "
+            f"{grown:.0f} of it tensors"
+        )
+        found.append(rows.Row(name, shape, statistics.median(times), rate))
+    return found
+
+
 def main() -> int:
     parser = rows.parser(__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, action="append")
+    parser.add_argument("--captures", action="store_true", help="what it costs to capture graphs")
     options: argparse.Namespace = parser.parse_args()
-    made = [row for shape in options.shape or SHAPES for row in measure(shape, (256, 0))]
+    shapes = options.shape or SHAPES
+    if options.captures:
+        made = [row for shape in shapes for row in measure_captures(shape)]
+        return rows.report("graph captures", made, save=options.save)
+    made = [row for shape in shapes for row in measure(shape, (256, 0))]
     return rows.report("short steps", made, save=options.save)
 
 

@@ -179,6 +179,35 @@ def test_a_short_step_with_prompts_is_a_graph_unless_it_needs_more(device) -> No
         assert max(replayed) == 1
 
 
+def test_two_answers_of_a_prompt_beside_another_prompt_are_no_graph_of_decodes(device) -> None:
+    """Rows [decode, last token of the prompt with two answers, first token of the other prompt]:
+    as many tokens as rows as samples, which are not one of each."""
+    options = {"max_num_seqs": 3, "max_num_batched_tokens": 3, "enable_prefix_caching": False}
+    params = [
+        SamplingParams(temperature=0.8, seed=1, max_tokens=9, ignore_eos=True),
+        SamplingParams(temperature=0.8, seed=2, max_tokens=5, n=2),
+        SamplingParams(temperature=0.8, seed=3, max_tokens=5),
+    ]
+    prompts = [[5], [6, 7, 8], [9, 10, 11]]
+    seen: list[tuple[list[int], list[int]]] = []
+    found = []
+    for place, eager in (("cpu", True), (device, True), (device, False)):
+        engine = engine_on(place, enforce_eager=eager, **POOL, **options)
+        build = engine._runner._inputs.build
+
+        def built(step: ScheduledStep, *rest: Any, build: Any = build, **named: Any) -> Any:
+            seen.append((step.query_lens.tolist(), step.sample_rows.tolist()))
+            return build(step, *rest, **named)
+
+        engine._runner._inputs.build = built  # type: ignore[method-assign]
+        found.append(answers(engine, prompts, params))
+        assert ([1, 1, 1], [0, 1, 1]) in seen
+        seen.clear()
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+    assert [len(one) for one in found[0]] == [1, 2, 1]
+
+
 def test_seeded_answers_are_those_of_the_cpu(device) -> None:
     params = [
         SamplingParams(
