@@ -107,10 +107,16 @@ def test_graphs_and_pipelining_change_no_answer(
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
-def test_steady_decode_never_waits_for_the_gpu_but_for_tokens(device, enforce_eager: bool) -> None:
+@pytest.mark.parametrize(
+    "rules", [{}, {"logit_bias": {7: 3.0}, "allowed_token_ids": range(900), "min_tokens": 50}]
+)
+def test_steady_decode_never_waits_for_the_gpu_but_for_tokens(
+    device, enforce_eager: bool, rules: dict[str, Any]
+) -> None:
     engine = engine_on(device, enforce_eager=enforce_eager, **POOL)
     params = [
-        SamplingParams(temperature=t, seed=1, max_tokens=60, ignore_eos=True) for t in (0.0, 0.8)
+        SamplingParams(temperature=t, seed=1, max_tokens=60, ignore_eos=True, **rules)
+        for t in (0.0, 0.8)
     ]
     for i, one in enumerate(params):
         engine.add_request(str(i), [5, 6, 7 + i], one)
