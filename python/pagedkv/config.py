@@ -178,7 +178,8 @@ class EngineConfig:
     """Everything an engine is made from.
 
     Args:
-        model: the alias `smollm2`, a directory of safetensors, or a .gguf file.
+        model: the alias `smollm2`, a directory of safetensors, a .gguf file, or owner/name on the
+            hub.
         device: where the model runs: cpu, cuda (the current GPU) or cuda:N; auto takes a GPU where
             there is one and pagedkv's CUDA library is built.
         dtype: of weights and activations, and of the cache unless kv_cache_dtype says otherwise;
