@@ -57,8 +57,8 @@ def predict(
     Raises:
         ValueError: the model is not supported, or no block fits.
 
-    Example: Llama-3.1-8B in bf16 on an H200 of 139.8 GiB: 14.97 GiB of weights, 0.72 GiB for a
-    step of 8,192 tokens, and a pool of 108.19 GiB.
+    Example: Llama-3.1-8B in bf16 with max_model_len 32,768 on an H200 of 139.8 GiB: 14.97 GiB of
+    weights, 0.72 GiB for a step of 8,192 tokens, and a pool of 108.19 GiB.
     """
     resident = LiveMemory("meta")
     with resident:
