@@ -187,6 +187,26 @@ def test_a_step_that_fails_ends_its_requests_and_those_behind_it_go_on(
     assert outputs["c"].outputs[0].token_ids == greedy_by_hand("c", 12)
 
 
+@pytest.mark.parametrize("error", ["injected", "CUDA out of memory. Tried to allocate 2 GiB."])
+def test_behind_a_step_that_is_not_whole_nothing_is_launched(
+    tokenizer_folder: Path, error: str
+) -> None:
+    """What it was to compute would be found by others while it runs."""
+    engine = pipelined(tokenizer_folder, block_size=4)
+
+    def before(input_ids: torch.Tensor) -> None:
+        if input_ids.numel() > 8:
+            raise RuntimeError(error)
+
+    fake_of(engine).before_step = before
+    engine.add_request("long", "0123456789ab", GREEDY)
+    engine.add_request("short", "0123456", GREEDY)
+    outputs, _ = run(engine)
+    assert outputs["long"].error is not None
+    assert outputs["short"].outputs == answer(tokenizer_folder, "0123456", GREEDY).outputs
+    assert outputs["short"].num_cached_tokens == 0
+
+
 def test_bad_logits_end_one_request_one_row_late(tokenizer_folder: Path) -> None:
     engine = pipelined(tokenizer_folder)
 

@@ -14,10 +14,11 @@
 // holder is draining and cannot be taken; a block swapped out or in is in transit. Both last until
 // all steps launched before have ended. A caller that never begins a step gets blocks back at once.
 //
-// Publishing. A full block becomes findable when publish() says that its K/V has been computed,
-// never before. If equal content is findable already (two equal cold prompts), the sequence's entry
-// changes to that block and its own copy is released: one content, one block. So a table entry can
-// change in place, in publish and in copy-on-write; StepTables notices.
+// Publishing. A full block becomes findable when publish() says that its K/V is computed before any
+// step launched from then on runs, never earlier. If equal content is findable already (two equal
+// cold prompts), the sequence's entry changes to that block and its own copy is released: one
+// content, one block. So a table entry can change in place, in publish and in copy-on-write;
+// StepTables notices.
 //
 // Sliding windows. Where every layer sees only the last `window` tokens, free_behind() gives back
 // the blocks wholly before them; the table keeps its logical positions, with kFreedBlock in theirs.

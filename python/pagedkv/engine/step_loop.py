@@ -45,6 +45,11 @@ class _Flight:
     begin_s: float
     launched: Launched | BaseException
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its rows are on their way."""
+        return isinstance(self.launched, Launched) and not self.launched.unfit
+
 
 class StepLoop:
     """Owner of the step that is on its way between two calls of step(): at most one."""
@@ -81,7 +86,8 @@ class StepLoop:
         flight = self._flight or self._launch(self._scheduler.schedule)
         self._flight = None
         if flight is not None:
-            if self._is_pipelined and isinstance(self.observer, NoObserver):
+            is_pipelined = self._is_pipelined and isinstance(self.observer, NoObserver)
+            if is_pipelined and flight.is_whole:
                 self._flight = self._launch(self._scheduler.schedule_ahead)
             self._keep(self._land(flight))
         if not self._scheduler.has_work:

@@ -3,10 +3,10 @@ without them.
 
 A row that gets a token goes on with it, whatever it is; whether it ends the request is learnt one
 step late, and costs one row that is thrown away. What queues starts beside such rows in order of
-arrival, though not what had better wait for a prefix that the running step computes. Who will have
-to give up its blocks soon leaves beside them (room_ahead.py). Everything else waits for the tokens:
-room that is lacking at once, answers that are forked from a prompt, beams, windows, urgent
-requests, and requests whose logits depend on their tokens.
+arrival, and finds the prefixes that the running step computes. Who will have to give up its blocks
+soon leaves beside them (room_ahead.py). Everything else waits for the tokens: room that is lacking
+at once, answers that are forked from a prompt, beams, windows, urgent requests, and requests whose
+logits depend on their tokens.
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ class Ahead:
         return bool(self._queue) and not self._none_can_start
 
     def looked_at_queue(self, query_lens: NDArray[np.int64], *, has_changed: bool) -> None:
-        """A step of these rows was made, and what queues was looked at; a step that runs beside it
-        counts with its rows. has_changed: somebody started or was preempted. While a prompt is
-        computed in one of the two, others may wait for its prefix; while blocks are on their way
-        back to the pool, for these.
+        """A step of these rows was made, and what queues was looked at. has_changed: somebody
+        started or was preempted. While it computes a prompt, others may wait for its prefix; while
+        blocks are on their way back to the pool, for these.
         """
         is_fcfs = self._config.scheduling_policy == "fcfs"
         is_decode = int(query_lens.sum()) == query_lens.size

@@ -42,6 +42,7 @@ class InFlight:
         self._log = log
         self._steps: list[tuple[ScheduledStep, NDArray[np.int64]]] = []
         self.last_step_id = 0
+        self.is_published = False  # the oldest, early
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -50,11 +51,18 @@ class InFlight:
     def oldest(self) -> ScheduledStep:
         return self._steps[0][0]
 
-    def chunks(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Of the oldest step's rows that are alive: slots, tokens, and up to where they compute."""
+    def publish_early(self) -> None:
+        """What the oldest step computes of prompts is findable from here on, while it runs: whoever
+        finds it runs behind it. REQUIRES that all its rows are on their way. Once for each step.
+        """
         step, computed = self._steps[0]
         alive = self._running.slots.seq_ids[step.slots] == step.seq_ids
-        return step.slots[alive], step.query_lens[alive], computed[alive]
+        rows = np.flatnonzero(alive & (step.query_lens > 1))
+        if rows.size == 0:
+            return
+        nothing = np.zeros(rows.size, dtype=np.int64)
+        self._manager.publish_batch(step.seq_ids[rows], nothing[:0], nothing, computed[rows])
+        self.is_published = True
 
     def require_none(self, hint: str) -> None:
         if self._steps:
@@ -98,11 +106,18 @@ class InFlight:
         self.last_step_id = step.step_id
         return step
 
-    def land(self, step: ScheduledStep, *, has_failed: bool = False) -> NDArray[np.int64]:
-        """It has ended. Returns what its rows have computed now."""
+    def land(
+        self, step: ScheduledStep, *, has_failed: bool = False, has_bad_rows: bool = False
+    ) -> NDArray[np.int64]:
+        """It has ended. Returns what its rows have computed now. Had it been published early and is
+        not as it should be, so hardly ever, the whole prefix cache is forgotten.
+        """
         if not self._steps or self.oldest is not step:
             raise RuntimeError(f"step {step.step_id} is not the one in flight")
         self._manager.end_step(step.step_id, has_failed=has_failed)
+        if self.is_published and (has_failed or has_bad_rows):
+            self._manager.reset_prefix_cache()
+        self.is_published = False
         return self._steps.pop(0)[1]
 
     def publish(

@@ -56,7 +56,8 @@ class Landing:
                 f"step {step.step_id} samples {step.sample_rows.size} rows, "
                 f"got token ids of shape {token_ids.shape}"
             )
-        computed = self._in_flight.land(step)
+        has_bad_rows = failed is not None and bool(failed.any())
+        computed = self._in_flight.land(step, has_bad_rows=has_bad_rows)
         table = self._running.slots
         alive = table.seq_ids[step.slots] == step.seq_ids
         sampled_alive = alive[step.sample_rows]
@@ -108,6 +109,7 @@ class Landing:
         )
 
     def fail(self, step: ScheduledStep, error: str) -> list[FinishedRequest]:
+        was_published = self._in_flight.is_published
         self._in_flight.land(step, has_failed=True)
         self._ahead.queue_may_start()
         for one in step.preempted:
@@ -115,6 +117,13 @@ class Landing:
             if entry is not None and entry.is_swapped:
                 self._preemption.drop_swapped(entry, "since the step that moved them failed")
         alive = self._running.slots.seq_ids[step.slots] == step.seq_ids
-        return self._ending.end(
-            [(self._running.entry_at(int(slot)), "error", error) for slot in step.slots[alive]]
-        )
+        ending = [self._running.entry_at(int(slot)) for slot in step.slots[alive]]
+        if was_published and len(self._in_flight):
+            ending += self._started_on_cached(self._in_flight.oldest)
+        return self._ending.end([(entry, "error", error) for entry in ending])
+
+    def _started_on_cached(self, step: ScheduledStep) -> list[Entry]:
+        """Who started in a step on what it found in the prefix cache, and is alive."""
+        found = [one for one in step.admitted if one.num_cached_tokens and not one.is_resumed]
+        entries = [self._entries.get(one.request.request_id) for one in found]
+        return [entry for entry in entries if entry is not None and entry.slot is not None]

@@ -309,13 +309,14 @@ class Scheduler:
         if gone or rows.size < num_wanted:
             self._ahead.queue_may_start()
         elif self._ahead.may_start:
-            beside = self._in_flight.chunks()
-            started = self._starting.start_beside_both(rows, query_lens, beside, self._num_steps)
+            self._in_flight.publish_early()
+            started = self._starting.start_beside(
+                rows, query_lens, self._num_steps, self._preemption
+            )
             rows, query_lens, copies = started.join(rows, query_lens, copies)
             if started.admitted:
                 rows, query_lens = singles_first(rows, query_lens)
-            lens = np.concatenate([query_lens, beside[1]])
-            self._ahead.looked_at_queue(lens, has_changed=bool(started.admitted))
+            self._ahead.looked_at_queue(query_lens, has_changed=bool(started.admitted))
         return self._in_flight.launch(rows, query_lens, copies, started, tuple(gone))
 
     def update(

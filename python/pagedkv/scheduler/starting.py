@@ -104,22 +104,6 @@ class Starting:
             if preemption.drop_one_swapped() is None:
                 return started
 
-    def start_beside_both(
-        self,
-        rows: NDArray[np.int64],
-        query_lens: NDArray[np.int64],
-        running: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
-        num_step: int,
-    ) -> Started:
-        """Start what is queued beside these rows, while a step of others is running: its slots,
-        tokens and where they end. What it computes of prompts can be found when it has ended.
-        """
-        table = self._running.slots
-        pending = self.pending_beside(rows, query_lens, table.num_computed[rows])
-        pending.add_chunks(table, self._running.by_slot, *running)
-        budget = self._pace.most - int(query_lens.sum())
-        return self.start(budget, pending, num_step)
-
     def pending_beside(
         self, rows: NDArray[np.int64], query_lens: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> PendingPrefixes:
