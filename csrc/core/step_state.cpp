@@ -80,6 +80,8 @@ void StepState::check(const StateStep& step) const {
     check_bound("num_padded_tokens", step.num_padded_tokens, num_tokens, kMaxSeqLen);
     check_bound("the number of samples", static_cast<std::int64_t>(step.sample_rows.size()), 0,
                 step.num_padded);
+  } else if (step.num_padded_tokens != 0) {  // no row would have those that are left
+    check_bound("num_padded_tokens", step.num_padded_tokens, num_tokens, num_tokens);
   }
   for (std::size_t s = 0; s < step.sample_rows.size(); ++s) {
     const std::int64_t before = s == 0 ? 0 : step.sample_rows[s - 1];
@@ -118,11 +120,32 @@ void StepState::set_row(const StateStep& step, std::size_t row) {
   add_token_ids(step.token_ids + slot * step.max_model_len + (len - query_len), query_len);
 }
 
+void StepState::set_draws(const StateStep& step, std::int64_t slot, std::int64_t first_draw) {
+  set(begins_[kDraws] + slot, static_cast<std::int32_t>(first_draw));
+  for (std::int64_t i = slot * kParamWords; i < (slot + 1) * kParamWords; ++i) {
+    set(begins_[kParams] + i, step.params[i]);
+  }
+}
+
+void StepState::set_padding(const StateStep& step, std::int32_t num_tokens,
+                            std::int32_t num_samples) {
+  const auto most_tokens = static_cast<std::int32_t>(step.num_padded_tokens);
+  const auto most_samples = static_cast<std::int32_t>(step.num_padded);
+  for (auto r = static_cast<std::int64_t>(step.slots.size()); r < step.num_padded; ++r) {
+    const bool is_last = r + 1 == step.num_padded;
+    num_tokens = is_last ? most_tokens : std::min(num_tokens + 1, most_tokens);
+    num_samples = is_last ? most_samples : std::min(num_samples + 1, most_samples);
+    set(begins_[kQueryStartLoc] + r + 1, num_tokens);
+    set(begins_[kSampleStartLoc] + r + 1, num_samples);
+  }
+}
+
 void StepState::update(const StateStep& step) {
   check(step);
   token_ids_.clear();
   num_pending_ = 0;
   const std::size_t num_rows = step.slots.size();
+  const std::size_t num_samples = step.sample_rows.size();
   std::size_t sample = 0;
   std::int32_t num_tokens = 0;
   std::int64_t starts = begins_[kQueryStartLoc];
@@ -140,28 +163,13 @@ void StepState::update(const StateStep& step) {
     num_tokens += static_cast<std::int32_t>(step.query_lens[r]);
     set(++starts, num_tokens);
     const std::size_t first = sample;
-    const std::size_t num_samples = step.sample_rows.size();
     while (sample < num_samples && step.sample_rows[sample] == static_cast<std::int64_t>(r)) {
       ++sample;
     }
     set(++samples, static_cast<std::int32_t>(sample));
-    if (sample == first) continue;
-    const std::int64_t slot = step.slots[r];
-    set(begins_[kDraws] + slot, static_cast<std::int32_t>(step.sample_draws[first]));
-    for (std::int64_t i = slot * kParamWords; i < (slot + 1) * kParamWords; ++i) {
-      set(begins_[kParams] + i, step.params[i]);
-    }
+    if (sample > first) set_draws(step, step.slots[r], step.sample_draws[first]);
   }
-  auto num_samples = static_cast<std::int32_t>(sample);
-  const auto most_tokens = static_cast<std::int32_t>(step.num_padded_tokens);
-  const auto most_samples = static_cast<std::int32_t>(step.num_padded);
-  for (auto r = static_cast<std::int64_t>(num_rows); r < step.num_padded; ++r) {
-    const bool is_last = r + 1 == step.num_padded;
-    num_tokens = is_last ? most_tokens : std::min(num_tokens + 1, most_tokens);
-    num_samples = is_last ? most_samples : std::min(num_samples + 1, most_samples);
-    set(++starts, num_tokens);
-    set(++samples, num_samples);
-  }
+  set_padding(step, num_tokens, static_cast<std::int32_t>(sample));
   set(begins_[kCounts] + 1, static_cast<std::int32_t>(num_pending_));
 }
 

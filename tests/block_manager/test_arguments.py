@@ -336,6 +336,7 @@ def test_a_state_refuses_bad_arguments_and_changes_nothing() -> None:
         ("padded", (-1, 1), "padded[0] must be between 0 and"),
         ("padded", (1, 2, 3), "padded must be (num_tokens, num_rows), got 3 numbers"),
         ("padded", (0, 2), "num_padded_tokens must be between 1 and"),
+        ("padded", (2, 1), "num_padded_tokens must be between 1 and 1, got 2"),
     ]:
         with pytest.raises(ValueError, match=re.escape(message)):
             state.update(**step | {name: value})

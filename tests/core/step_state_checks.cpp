@@ -195,6 +195,7 @@ TEST(StepState, refuses_bad_input_and_changes_nothing) {
   refused([](Step& s) { s.num_padded = 0; }, "num_padded must be between 1 and 4, got 0");
   refused([](Step& s) { s.num_padded = 5; }, "num_padded must be between 1 and 4, got 5");
   refused([](Step& s) { s.num_padded = 2; }, "num_padded_tokens must be between 1 and");
+  refused([](Step& s) { s.num_padded_tokens = 2; }, "num_padded_tokens must be between 1 and 1");
   refused(
       [](Step& s) {
         s.num_padded = s.num_padded_tokens = 2;

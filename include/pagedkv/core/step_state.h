@@ -53,7 +53,7 @@ struct StateStep {
   std::int64_t max_model_len = 0;
   // Rows of padding follow up to num_padded rows, at least num_rows, and num_padded_tokens tokens:
   // each has one of these and one sample, as far as there are so many, the last all that are left.
-  // Samples are as many as rows then. Without such rows nothing is left.
+  // Samples are as many as rows then. Without such rows num_padded_tokens is the step's, or 0.
   std::int64_t num_padded = 0;
   std::int64_t num_padded_tokens = 0;
 };
@@ -119,6 +119,9 @@ class StepState {
     values_.push_back(value);
   }
   void set_row(const StateStep& step, std::size_t row);
+  void set_draws(const StateStep& step, std::int64_t slot, std::int64_t first_draw);
+  // num_tokens, num_samples: of the rows before.
+  void set_padding(const StateStep& step, std::int32_t num_tokens, std::int32_t num_samples);
   void add_token_ids(const TokenId* from, std::int64_t count);
 
   std::int64_t max_num_slots_;

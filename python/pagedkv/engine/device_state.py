@@ -18,6 +18,8 @@ from pagedkv.sampling import RowTensors, SlotParams
 
 # Words that a step may change before its copy takes memory of its own, for each sequence.
 _USUAL_CHANGES = 64
+# Sizes of steps whose views are kept: to make a dozen of them costs more than all else of inputs().
+_MAX_SIZES = 256
 
 
 class StepInputs(NamedTuple):
@@ -151,7 +153,7 @@ class DeviceState:
         """Where a step of this size finds its inputs."""
         size = num_tokens, num_samples, num_rows
         if size not in self._views:
-            if len(self._views) >= 256:
+            if len(self._views) >= _MAX_SIZES:
                 self._views.clear()
             self._views[size] = self._view(*size)
         return self._views[size]

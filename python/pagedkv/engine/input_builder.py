@@ -35,7 +35,8 @@ class PaddedSize(NamedTuple):
 class StepTensors:
     """On the model's device, written by InputBuilder.advance(): input_ids, positions int64
     [num_tokens]; logit_rows int64 [num_samples], the token whose hidden state gives each sampled
-    row's logits; sample_slots int64 [num_samples]; draws: how each of them is drawn.
+    row's logits; sample_slots int64 [num_samples]; draws: how each of them is drawn. inputs: the
+    memory that all of them are views of.
 
     On the CPU: row_lens int32 [num_rows], tokens of each row's sequence, this step included.
     """

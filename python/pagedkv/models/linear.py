@@ -93,7 +93,7 @@ class Linear:
     then: whoever goes on with it multiplies rows by the norm's scale and adds late_bias.
     """
 
-    __slots__ = ("_bias", "_columns", "_max_streamed_rows", "_product", "_streamed", "late_bias")
+    __slots__ = ("_bias", "_max_streamed_rows", "_product", "_streamed", "_transposed", "late_bias")
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Linear:
                 fold(matrix)
                 self.late_bias, self._bias = self._bias, None
             self._product = make(matrix, self._bias)
-            self._columns = None if make is packed_product else matrix.T
+            self._transposed = None if make is packed_product else matrix.T
             self._max_streamed_rows = streamed_rows(
                 parameters.dtype, parameters.device, *matrix.shape
             )
@@ -140,10 +140,10 @@ class Linear:
         """out [n, out] <- out + self(x)."""
         if self.streams(x.shape[0]):
             self.stream_(out, x, epilogue="add")
-        elif self._columns is None:
+        elif self._transposed is None:
             out.add_(self._product(x))
         elif not out.is_meta:  # there torch would load its compiler, to find no new shape
-            out.addmm_(x, self._columns)  # without a pass of its own, and rounded once
+            out.addmm_(x, self._transposed)  # without a pass of its own, and rounded once
             if self._bias is not None:
                 out.add_(self._bias)
 
