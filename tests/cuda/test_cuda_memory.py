@@ -92,6 +92,7 @@ def test_what_is_predicted_is_used(
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     print(found)
+    assert found["before_mib"] < 1024, "others hold memory of the card: this test wants it alone"
     assert abs(found["weights"] - 1) < 0.001
     assert abs(found["blocks"] / found["predicted_blocks"] - 1) < 0.01
     assert abs(found["used"] - 1) < 0.01
