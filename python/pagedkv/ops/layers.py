@@ -124,10 +124,10 @@ def silu_and_mul(
 ) -> None:
     """The gate of a SwiGLU feed-forward layer: silu(left half) * right half.
 
-    With `residual`, each row of `input` is first multiplied by 1 / sqrt(mean(r ** 2) + epsilon),
-    where r is the same row of `residual`. So an RMS norm before a projection needs no pass of its
-    own: with the norm's weights folded into the projection's, rms_norm(r) @ weight.T is
-    r @ weight.T, multiplied so.
+    With `residual`, each row of `input` is first multiplied by
+    1 / sqrt(mean(r ** 2) + residual_epsilon), where r is the same row of `residual`. So an RMS norm
+    before a projection needs no pass of its own: with the norm's weights folded into the
+    projection's, rms_norm(r) @ weight.T is r @ weight.T, multiplied so.
 
     Args:
         out: [num_tokens, intermediate], fp32, bf16 or fp16.
