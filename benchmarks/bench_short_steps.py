@@ -180,9 +180,9 @@ def main() -> int:
     shapes = options.shape or SHAPES
     if options.captures:
         made = [row for shape in shapes for row in measure_captures(shape)]
-        return rows.report("graph captures", made, save=options.save)
+        return rows.report("graph-captures", made, save=options.save)
     made = [row for shape in shapes for row in measure(shape, (256, 0))]
-    return rows.report("short steps", made, save=options.save)
+    return rows.report("short-steps", made, save=options.save)
 
 
 if __name__ == "__main__":
