@@ -1,5 +1,6 @@
 // pagedkv._core.token_ids: a list of Python integers as an array. NumPy looks at each element
-// twice, and takes ten times as long; a prompt of 100,000 tokens is not read while anything runs.
+// twice and takes several times as long, and all prompts of a list are read before its first step
+// (benchmarks/results/2026-11-30-prefix2048-attempts.md).
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
