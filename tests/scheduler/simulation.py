@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from launched import LaunchedSteps
+from step_checks import check_reservations, check_step
 
 from pagedkv.block_manager import BlockManager, BlockState, StepTables
 from pagedkv.config import SchedulerConfig
@@ -194,6 +195,7 @@ class Simulation:
         self.manager.check_invariants()
         self.scheduler.check_invariants()
         self.launched.look()
+        check_reservations(self)
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
@@ -221,7 +223,7 @@ class Simulation:
             self.launched.scheduled(step)
             in_units = [one for one in step.preempted if one.choice.num_sequences > 1]
             self.num_swapped_in_units += len(in_units)
-            self._check_step(step)
+            check_step(self, step)
             self.has_waited = False
         return step
 
@@ -353,41 +355,6 @@ class Simulation:
 
     def _sample(self, step: ScheduledStep, row: int, draw: int) -> int:
         return next_token(self._context(step, row), int(draw))
-
-    def _check_step(self, step: ScheduledStep) -> None:
-        lens = step.query_lens
-        assert (lens > 0).all()
-        assert lens.sum() == step.num_tokens <= self.max_num_batched_tokens
-        assert (np.diff((lens != 1).astype(int)) >= 0).all(), f"single tokens first: {lens}"
-        assert np.unique(step.slots).size == step.slots.size
-        for pairs in (step.swap_out, step.swap_in, step.copies):
-            assert np.unique(pairs[:, 1]).size == len(pairs), "two moves into one block"
-        in_step = {self.scheduler.request_at(int(slot)).request_id for slot in step.slots}  # type: ignore[union-attr]
-        # Only where a beam search found everything in its way preempted, some start again at once;
-        # and a step that comes after a wait tells of those preempted before it.
-        searches = any(group.search for group in self.scheduler._forking.groups.values())
-        if not searches and not self.has_waited:
-            assert not in_step & {one.request_id for one in step.preempted}
-        for one in step.admitted:  # matched first, sized after
-            table = self.scheduler.slots
-            query_len = int(step.query_lens[step.slots == one.slot][0])
-            assert table.num_computed[one.slot] == one.num_cached_tokens + query_len
-            assert table.num_computed[one.slot] <= table.num_tokens[one.slot]
-        # Whoever has the lowest rank advances, so that no run of steps is without progress; a beam
-        # that waits for others of its search has nothing to compute.
-        table, order = self.scheduler.slots, self.scheduler._running.order
-        busy = order[
-            (table.num_computed[order] < table.num_tokens[order]) | np.isin(order, step.slots)
-        ]
-        assert busy[0] in step.slots
-        # Nothing is starved: every sequence with one token left is in the step, or waits for blocks
-        # that launched steps hold back.
-        if self.manager.num_returning_blocks:
-            return
-        running = np.flatnonzero(table.seq_ids >= 0)
-        left_out = np.setdiff1d(running, step.slots)
-        left_out = left_out[table.num_computed[left_out] < table.num_tokens[left_out]]
-        assert (table.num_tokens[left_out] - table.num_computed[left_out] > 1).all()
 
     def _end(self, finished: list[FinishedRequest]) -> None:
         for one in finished:

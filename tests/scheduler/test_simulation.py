@@ -221,6 +221,15 @@ def test_every_request_ends_with_its_solo_answer(first: int) -> None:
             raise AssertionError(f"seed {seed} fails; again: {AGAIN} {seed}") from error
 
 
+@pytest.mark.parametrize("seed", [6233, 6781, 7307])
+def test_reserved_forks_are_not_preempted_when_their_windows_move_apart(seed: int) -> None:
+    """They come back together while they share most of their windows."""
+    simulation = simulate(seed)
+    simulation.check_outcome()
+    assert simulation.window
+    assert any(one.num_preemptions for one in simulation.finished.values() if one.request.draw)
+
+
 def test_the_seeds_reach_preemption_prefix_hits_and_every_end() -> None:
     reasons: set[str] = set()
     num_preempted = num_hits = num_copies = num_preempted_forks = num_swapped = 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.block_manager import BlockManager, CanAllocate
+from pagedkv.block_manager import FREED_BLOCK, BlockManager, CanAllocate
 from pagedkv.request import Request
 from pagedkv.scheduler.entry import Entry
+from pagedkv.scheduler.running import RunningSet
 from pagedkv.scheduler.slots import SlotTable
 from pagedkv.scheduler.window import Window
 
@@ -17,10 +20,19 @@ _GROWTH_STEPS = 16
 
 
 class Admission:
-    """Answers for queued requests. Changes neither queue nor manager."""
+    """Answers for queued requests. Changes neither queue nor manager.
 
-    def __init__(self, manager: BlockManager, max_model_len: int, window: Window) -> None:
+    Where a sequence's worst case is kept for it, so that it is not preempted any more, blocks that
+    it has stand for a part of that. One that two such sequences share stands for a part of both
+    where it stays with both; behind a sliding window each gives it back and goes on with one of its
+    own, so there it counts once.
+    """
+
+    def __init__(
+        self, manager: BlockManager, max_model_len: int, window: Window, running: RunningSet
+    ) -> None:
         self._manager = manager
+        self._running = running
         self._max_model_len = max_model_len
         self._window = window
 
@@ -81,7 +93,23 @@ class Admission:
         wanted = self._window.blocks_for_each(table, slots)
         wanted = np.maximum(wanted, table.worst_blocks[slots])
         held = (computed + size - 1) // size - table.num_freed_blocks[slots]
-        return int((wanted - held).sum())
+        reserved = slots[table.worst_blocks[slots] > 0]
+        return int((wanted - held).sum()) + self._counted_twice(table.seq_ids[reserved].tolist())
+
+    def _counted_twice(self, seq_ids: list[int], beside: Sequence[int] = ()) -> int:
+        """Behind a sliding window, the entries of these sequences' tables beyond one for each block
+        that none of those beside holds.
+        """
+        if not self._window.size or not seq_ids or len(seq_ids) + len(beside) == 1:
+            return 0
+        held = self._held(seq_ids)
+        return held.size - np.setdiff1d(held, self._held(beside)).size
+
+    def _held(self, seq_ids: Sequence[int]) -> NDArray[np.int32]:
+        tables = [self._manager.block_table(seq_id) for seq_id in seq_ids]
+        held = np.concatenate([np.empty(0, dtype=np.int32), *tables])
+        blocks: NDArray[np.int32] = held[held != FREED_BLOCK]
+        return blocks
 
     def copied_blocks(
         self, table: SlotTable, slots: NDArray[np.int64], num_new: NDArray[np.int64]
@@ -116,6 +144,10 @@ class Admission:
             -(-manager.num_tokens(one.seq_id) // size) - one.num_freed_blocks for one in entry.unit
         )
         returning = manager.num_swap_in_blocks([one.seq_id for one in entry.unit])
+        reserved = [one.seq_id for one in entry.unit if one.is_reserved]
+        table, order = self._running.slots, self._running.order
+        beside = table.seq_ids[order[table.worst_blocks[order] > 0]].tolist()
+        held -= self._counted_twice(reserved, beside)
         return needed - held + returning + len(entry.unit)
 
     def has_room(self, entry: Entry, promised: int, *, num_running: int) -> bool:

@@ -97,6 +97,10 @@ class Preemption:
                     "someone else holds blocks of this manager"
                 )
             victim = self._next_victim()
+            if victim is None:  # who has a reservation goes after all that the others hold
+                if self.drop_one_swapped() is not None:
+                    continue
+                victim = int(running.order[-1])
             by = f"since the step needs {counted(needed, 'block')} and {available} can be taken"
             gone, choice = self._preempt(
                 self._unit_of(victim, keeps=running.order[0]), num_step, by
@@ -146,9 +150,9 @@ class Preemption:
                 return [self._take(slot, num_step)]
         return []
 
-    def _next_victim(self) -> int:
+    def _next_victim(self) -> int | None:
         """The highest rank without a reservation. Rather than the lowest rank of all, which always
-        goes on, a beam that waits for others, reserved or not.
+        goes on, a beam that waits for others, reserved or not. None: there is neither.
         """
         order, table = self._running.order, self._running.slots
         free_to_go = order[table.worst_blocks[order] == 0]
@@ -158,7 +162,7 @@ class Preemption:
         waiting = order[1:][waits[1:]]
         if waiting.size:
             return int(waiting[-1])
-        return int(free_to_go[-1] if free_to_go.size else order[-1])
+        return int(free_to_go[-1]) if free_to_go.size else None
 
     def _hold_back(
         self, rows: NDArray[np.int64], query_lens: NDArray[np.int64], available: int
@@ -252,15 +256,25 @@ class Preemption:
         return self.preempt_alone(slot, 0, available, num_step, by)
 
     def drop_one_swapped(self) -> Entry | None:
-        """Give up the CPU blocks of the swapped-out request with the highest rank, and with them
-        what it holds in the pool together with others; it will be computed again. For when nothing
-        else can make room.
+        """Give up what a swapped-out request holds in the pool together with others, and with it
+        its CPU blocks; it will be computed again. The highest rank of those that hold any; for when
+        nothing else can make room.
         """
-        swapped = [entry for entry in self._queue if entry.is_swapped]
-        if not swapped:
+        for entry in reversed(list(self._queue)):
+            if entry.is_swapped and (self._manager.block_table(entry.seq_id) >= 0).any():
+                self.drop_swapped(entry, "since what they share fills the pool")
+                return entry
+        return None
+
+    def drop_from_unit(self, entry: Entry) -> Entry | None:
+        """The highest rank of a swapped-out unit that has no room even in an empty pool is computed
+        again instead, so that the others come back.
+        """
+        if not entry.is_swapped:
             return None
-        self.drop_swapped(swapped[-1], "since what they share fills the pool")
-        return swapped[-1]
+        last = entry.unit[-1]
+        self.drop_swapped(last, "since its unit has no room in the pool")
+        return last
 
     def drop_swapped(self, entry: Entry, reason: str) -> None:
         """It keeps nothing, and will be computed again; those it went with keep what is theirs."""

@@ -79,7 +79,7 @@ class Scheduler:
         self._num_steps = 0  # calls of schedule
         self._stalled: tuple[Preempted, ...] = ()  # since the last step
         self.window = Window(manager, window, config.max_num_batched_tokens)
-        self._admission = Admission(manager, max_model_len, self.window)
+        self._admission = Admission(manager, max_model_len, self.window, self._running)
         parts = (manager, config, self._running, self._queue, self._admission)
         self.pins = Pins(manager)
         costs = (bytes_per_block, enable_prefix_caching)

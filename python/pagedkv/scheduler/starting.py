@@ -99,9 +99,12 @@ class Starting:
             started = self.start(budget, pending, num_step)
             if rows.size or started.admitted or self._manager.num_returning_blocks:
                 return started
-            # With nothing to run, blocks that swapped-out requests share are all that can be in
-            # the way.
-            if preemption.drop_one_swapped() is None:
+            # With nothing to run, what swapped-out requests hold in the pool is all that can be in
+            # the way; and after that, that the first in the queue is a unit of too many.
+            dropped = preemption.drop_one_swapped()
+            if dropped is None and len(self._queue):
+                dropped = preemption.drop_from_unit(self._queue[0])
+            if dropped is None:
                 return started
 
     def pending_beside(
@@ -175,6 +178,10 @@ class Starting:
             num_tokens, kept = self._take(entry, budget, pending, started)
             budget -= num_tokens
             promised += kept
+            if self._window.size:  # what it shares with others is not promised to both
+                promised = admission.promised_blocks(
+                    table, running.order, table.num_computed[running.order]
+                )
         return started
 
     def _take(
