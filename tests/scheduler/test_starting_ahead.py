@@ -79,38 +79,6 @@ def test_decodes_come_first_also_beside_chunks_that_start() -> None:
     land(scheduler, ahead)
 
 
-def test_who_would_compute_what_the_running_step_computes_waits_for_it() -> None:
-    scheduler = made()
-    scheduler.add(make_request("a", prompt(20), 5))
-    first = scheduler.schedule()
-    scheduler.add(make_request("twin", prompt(20), 5))
-    scheduler.add(make_request("other", prompt(20, 1), 5))
-    ahead = scheduler.schedule_ahead()
-    assert names(scheduler, ahead) == ["a", "other"]
-    assert scheduler.log.explain("twin")[0].decisions[-1].numbers["lacks"] == "prefix"
-    land(scheduler, first)  # which publishes it
-    after = scheduler.schedule_ahead()
-    assert names(scheduler, after) == ["a", "other", "twin"]
-    assert after is not None
-    assert after.admitted[0].num_cached_tokens == 16
-    land(scheduler, ahead)
-    land(scheduler, after)
-
-
-def test_who_waits_for_a_prefix_alone_starts_when_it_is_there() -> None:
-    scheduler = made()
-    scheduler.add(make_request("a", prompt(20), 15))
-    first = scheduler.schedule()
-    scheduler.add(make_request("twin", prompt(20), 5))
-    ahead = scheduler.schedule_ahead()
-    assert names(scheduler, ahead) == ["a"]
-    land(scheduler, first)
-    after = scheduler.schedule_ahead()
-    assert names(scheduler, after) == ["a", "twin"]
-    land(scheduler, ahead)
-    land(scheduler, after)
-
-
 def test_who_waits_for_blocks_that_a_launched_step_holds_starts_when_they_are_back() -> None:
     scheduler = made(num_blocks=9)
     scheduler.add(make_request("long", prompt(4), 20))
