@@ -274,6 +274,7 @@ class StepResult:
 
 DecisionKind = Literal[
     "queued",
+    "forked",
     "waits",
     "admitted",
     "evicted",

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from launched import LaunchedSteps
-from step_checks import check_reservations, check_step
+from step_checks import check_explained, check_reservations, check_step
 
 from pagedkv.block_manager import BlockManager, BlockState, StepTables
 from pagedkv.config import SchedulerConfig
@@ -225,6 +225,7 @@ class Simulation:
             self.num_swapped_in_units += len(in_units)
             check_step(self, step)
             self.has_waited = False
+        check_explained(self, [] if step is None else step.slots.tolist())
         return step
 
     def run(self, step: ScheduledStep, *, bad_rows: np.ndarray | None = None) -> np.ndarray:

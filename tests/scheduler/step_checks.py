@@ -64,3 +64,19 @@ def check_reservations(simulation: Simulation) -> None:
     assert kept <= simulation.num_blocks, (
         f"{kept} of {simulation.num_blocks} blocks are kept for {reserved}"
     )
+
+
+def check_explained(simulation: Simulation, slots: list[int]) -> None:
+    """Whoever has no part in the step that was made, whose rows have these slots, is told why.
+    None is needed by one that ends with a launched step.
+    """
+    log, table = simulation.scheduler.log, simulation.scheduler.slots
+    for name, entry in simulation.scheduler._entries.items():
+        slot = entry.slot
+        if slot in slots or (slot is not None and table.num_tokens[slot] == table.max_len[slot]):
+            continue
+        (told,) = log.explain(name)
+        last = [one for one in told.decisions if one.kind not in ("evicted", "dropped")][-1]
+        kinds = ("waits", "queued", "forked", "preempted", "swap_dropped")
+        assert last.kind in (kinds if slot is None else ("waits",)), told.text
+        assert last.last_step == log.step, f"{name} in step {log.step}: {told.text}"

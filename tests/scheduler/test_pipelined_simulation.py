@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from simulation import GARBAGE, STOP_ID, VOCAB, Simulation, make_request
+from step_checks import check_explained
 
 from pagedkv.records import PENDING, ScheduledStep
 from pagedkv.scheduler.pending import PendingPrefixes
@@ -55,6 +56,7 @@ class Pipelined(Simulation):
             assert (self.scheduler.slots.seq_ids[lowest] >= 0).all()
             self.num_preempted_ahead += len(gone)
             self.num_preempted += len(gone)
+            check_explained(self, step.slots.tolist())
         return step
 
     def run(self, step: ScheduledStep, *, bad_rows: np.ndarray | None = None) -> np.ndarray:

@@ -12,6 +12,7 @@ from simulation import make_request, prompt_of
 from test_pipelined_simulation import Pipelined
 
 from pagedkv.records import ScheduledStep
+from pagedkv.scheduler import RunView
 
 
 def crowded(requests: str = "abc", **options: object) -> Pipelined:
@@ -79,6 +80,31 @@ def test_a_victim_sits_out_one_step_and_goes_in_the_next() -> None:
     assert gone.num_blocks_needed > gone.num_blocks_available
     # Its blocks are there when the running step has ended: nobody writes to one of them beside it.
     assert len(steps[k].swap_out) == gone.choice.num_blocks > 0
+
+
+def test_a_victim_is_told_why_it_sits_out_and_a_look_tells_it_until_it_has_gone() -> None:
+    one = crowded()
+    view = RunView(one.manager, one.scheduler)
+    flight = one.schedule()
+    assert flight is not None
+    tokens = one.run(flight)
+    while names(one, flight) != ["a", "b"]:
+        assert view.take()[1].reasons == ()
+        ahead = one.schedule_ahead()
+        assert ahead is not None
+        ahead_tokens = one.run(ahead)
+        one.update(flight, tokens)
+        flight, tokens = ahead, ahead_tokens
+    (told,) = one.scheduler.log.explain("c")
+    last = told.decisions[-1]
+    assert (last.kind, last.numbers["lacks"], last.step) == ("waits", "growth", flight.step_id)
+    assert last.numbers["needed"] > last.numbers["available"]  # type: ignore[operator]
+    assert last.text.startswith("sits out: the next 3 steps need ")
+    assert view.take()[1].reasons == ((2, last.text),)
+    one.schedule_ahead()
+    ((seq_id, why),) = view.take()[1].reasons  # it has gone to the queue
+    assert seq_id == 2
+    assert why.startswith("preempted since the next 3 steps need ")
 
 
 def test_who_sat_out_goes_on_if_a_request_ends_meanwhile() -> None:

@@ -124,6 +124,7 @@ class Beams:
                     if beam.slot is None:
                         beam.token_ids = np.append(beam.token_ids, np.int32(token_id))
                         self._queue.push(beam)
+                        self._forking.note(beam, old[parent])
                     else:
                         parents.append(old[parent].seq_id)
                         children.append(beam.seq_id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import string
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pagedkv.records import Decision, DecisionKind, Explanation, counted
@@ -24,6 +25,7 @@ MAX_NAMES = 16384
 _TEXTS: dict[str, str] = {
     "queued": "queued with {prompt_len:prompt token}, at most {max_tokens} to generate, "
     "priority {priority}; {num_queued:request waits|requests wait}, {num_running:runs|run}",
+    "forked": "forked from {parent!r} with {num_tokens:token}, {place}",
     "admitted": "starts with a chunk of {query_len:token}; {num_cached} of its "
     "{num_tokens:token is|tokens are} in the prefix cache{returning}, {missed}{behind}",
     "resumed": "resumes{together}: {num_blocks:block comes|blocks come} back from the CPU, "
@@ -34,7 +36,8 @@ _TEXTS: dict[str, str] = {
     "finished": "ends: {reason}, {num_generated:token} generated, preempted {num_preemptions:time}",
 }
 
-_WAITS = {
+# In the queue: such a wait lasts until the next decision, though nobody looks again in every step.
+_WAITS_IN_QUEUE = {
     "blocks": "waits for {needed:block}; {available} can be taken, "
     "{promised:of them is|of them are} promised to running requests, and the watermark stays free",
     "slot": "waits for one of {max_num_seqs:slot} (max_num_seqs)",
@@ -42,12 +45,26 @@ _WAITS = {
     "(max_num_batched_tokens)",
     "pace": "waits, since others will run for longer than it can: the step's "
     "{max_num_paced_tokens:token is|tokens are} used up (max_num_paced_tokens)",
-    "urgent": "waits for a more urgent request's prompt: {by!r} gets {num_tokens} of the step's "
-    "{max_num_batched_tokens:token}; it keeps its blocks",
     "prefix": "waits, the step computes a prefix that it would otherwise compute again",
     "turn": "waits its turn: a request before it waits for blocks and has been passed "
     "{num_overtaken:time}, as often as allowed (max_num_overtakes)",
+    "room": "waits, as nobody starts while running requests lack blocks",
+    "place": "waits its turn behind those before it",
 }
+
+# Of running ones, which keep their blocks.
+_SITS_OUT = {
+    "urgent": "waits for a more urgent request's prompt: {by!r} gets {num_tokens} of the step's "
+    "{max_num_batched_tokens:token}; it keeps its blocks",
+    "share": "sits out, the step's {num_tokens:token is|tokens are} used up ({option})",
+    "returning": "sits out: the step needs {needed:block}, {available} can be taken, and what "
+    "launched steps hold back will be enough",
+    "growth": "sits out: the next {num_steps:step} need {needed:block} and {available} can be "
+    "taken; it gives up its own then, unless others end",
+    "beams": "has computed what it knows, and waits for other beams of its search",
+}
+
+_WAITS = _WAITS_IN_QUEUE | _SITS_OUT
 
 
 class _Words(string.Formatter):
@@ -75,6 +92,26 @@ class _Note:
             _Words().vformat(text, (), self.numbers),
         )
 
+    @property
+    def leaves_in_queue(self) -> bool:
+        """Whether the request is in the queue from then on, until the next decision about it."""
+        if self.kind == "waits":
+            return self.numbers["lacks"] in _WAITS_IN_QUEUE
+        if self.kind == "forked":
+            return not self.numbers["has_slot"]
+        return self.kind in ("queued", "preempted", "swap_dropped")
+
+    def until(self, step: int) -> list[Decision]:
+        """Up to this step, the last before the next decision about the request."""
+        decision = self.decision()
+        if not self.leaves_in_queue or step <= self.last_step:
+            return [decision]
+        if self.kind == "waits":
+            return [replace(decision, last_step=step)]
+        numbers = {"lacks": "place"}
+        text = _WAITS["place"]
+        return [decision, Decision("waits", self.last_step + 1, step, numbers, text)]
+
 
 class _Log:
     __slots__ = ("first", "notes", "num_forgotten", "parent_id")
@@ -99,6 +136,8 @@ class DecisionLog:
         self._max_finished = max_finished
         self._logs: dict[str, _Log] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
+        self._sitting_out: dict[str, None] = {}  # in the step sat_out_in
+        self._sat_out_in = 0
 
     def name(self, seq_id: int, request_id: str) -> None:
         """Remember whose sequence this is."""
@@ -109,11 +148,19 @@ class DecisionLog:
     def name_of(self, seq_id: int) -> str | None:
         return self._names.get(seq_id)
 
+    @property
+    def sitting_out(self) -> dict[str, None]:
+        """Running requests that the last step leaves out."""
+        return self._sitting_out if self._sat_out_in == self.step else {}
+
     def note(self, request: Request, kind: DecisionKind, **numbers: Any) -> None:
         """Remember a decision. One that repeats the last, for the same reason, prolongs it."""
         if self.listener is not None:
             self.listener(request, kind, self.step, numbers)
         name = request.request_id
+        if kind == "waits" and numbers["lacks"] in _SITS_OUT:
+            self._sitting_out = self.sitting_out | {name: None}
+            self._sat_out_in = self.step
         log = self._logs.get(name)
         if log is None or name in self._finished:  # the name may be used anew
             self._finished.pop(name, None)
@@ -123,7 +170,7 @@ class DecisionLog:
         if (
             kind == last.kind == "waits"
             and last.numbers["lacks"] == numbers["lacks"]
-            and last.last_step >= self.step - 1
+            and (last.leaves_in_queue or last.last_step >= self.step - 1)
         ):
             last.last_step, last.numbers = self.step, numbers
             return
@@ -167,7 +214,12 @@ class DecisionLog:
         ]
 
     def _explanation(self, name: str, log: _Log) -> Explanation:
-        decisions = [note.decision() for note in (log.first, *log.notes)]
+        notes = [log.first, *log.notes]
+        ends = [note.step - 1 for note in notes[1:]]
+        ends.append(notes[-1].last_step if name in self._finished else self.step)
+        if log.num_forgotten:
+            ends[0] = log.first.last_step
+        decisions = [one for note, end in zip(notes, ends, strict=True) for one in note.until(end)]
         # A name may be used anew, for another sequence.
         seq_ids = [seq_id for seq_id, owner in self._names.items() if owner == name]
         if seq_ids:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pagedkv.block_manager import BlockManager
 from pagedkv.records import Admitted, FinishReason, ScheduledStep
 from pagedkv.request import Request, fork_name
+from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.entry import Entry, Family, ForkGroup
 from pagedkv.scheduler.queue import RankedQueue
 from pagedkv.scheduler.running import RunningSet
@@ -39,7 +40,9 @@ class Forking:
         running: RunningSet,
         queue: RankedQueue,
         entries: dict[str, Entry],
+        log: DecisionLog,
     ) -> None:
+        self._log = log
         self._manager = manager
         self._running = running
         self._queue = queue
@@ -167,6 +170,7 @@ class Forking:
                 parents.append(leader.seq_id)
                 in_slots.append(i)
                 slots.append(self._enter(child, child.token_ids.size, leader_slot))
+                self.note(child, leader)
                 continue
             child.token_ids = np.append(child.token_ids, np.int32(token_id))
             if token_id in child.request.stop_token_ids:
@@ -175,6 +179,7 @@ class Forking:
                 ended.append((child, "length"))
             else:
                 self._queue.push(child)
+                self.note(child, leader)
         chosen = np.array(in_slots, dtype=np.int64)
         new_slots = np.array(slots, dtype=np.int64)
         seq_ids = table.seq_ids[new_slots]
@@ -235,6 +240,7 @@ class Forking:
                 in_slots.append(child.seq_id)
             else:
                 self._queue.push(child)
+            self.note(child, parent)
         if in_slots:
             children = np.array(in_slots, dtype=np.int64)
             self._manager.fork_batch(np.full_like(children, parent.seq_id), children)
@@ -245,6 +251,18 @@ class Forking:
         slot = self._running.enter(entry, num_computed, 0, num_freed_blocks=num_freed)
         self._in_new_slots.append(Admitted(entry.request, slot, num_computed))
         return slot
+
+    def note(self, child: Entry, parent: Entry) -> None:
+        """Tell a fork what it was made from, and whether it waits."""
+        has_slot = child.slot is not None
+        self._log.note(
+            child.request,
+            "forked",
+            parent=parent.request.request_id,
+            num_tokens=int(child.token_ids.size),
+            has_slot=int(has_slot),
+            place="and runs beside it" if has_slot else "and waits for a slot",
+        )
 
     # -- what others must hear of ------------------------------------------------------
 

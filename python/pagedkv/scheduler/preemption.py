@@ -177,6 +177,10 @@ class Preemption:
             return self.needed_blocks(rows[kept], query_lens[kept])
 
         num_kept = bisect.bisect_right(range(1, rows.size + 1), available, key=needed)
+        for row in by_rank[num_kept:].tolist():
+            request = self._running.entry_at(int(rows[row])).request
+            numbers = {"needed": needed(rows.size), "available": available}
+            self._log.note(request, "waits", lacks="returning", **numbers)
         kept = np.sort(by_rank[:num_kept])
         return rows[kept], query_lens[kept]
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pagedkv.block_manager import BlockManager
 from pagedkv.records import Preempted, ScheduledStep, counted
+from pagedkv.scheduler.decision_log import DecisionLog
 from pagedkv.scheduler.pins import Pins
 from pagedkv.scheduler.preemption import Preemption
 from pagedkv.scheduler.running import RunningSet
@@ -28,12 +29,18 @@ class RoomAhead:
     """Chooses; Preemption moves the victims."""
 
     def __init__(
-        self, manager: BlockManager, running: RunningSet, preemption: Preemption, pins: Pins
+        self,
+        manager: BlockManager,
+        running: RunningSet,
+        preemption: Preemption,
+        pins: Pins,
+        log: DecisionLog,
     ) -> None:
         self._manager = manager
         self._running = running
         self._preemption = preemption
         self._pins = pins
+        self._log = log
 
     def make(
         self,
@@ -69,6 +76,9 @@ class RoomAhead:
                 break
             if table.seq_ids[victim] in launched.seq_ids:
                 leaving = np.append(leaving, victim)
+                numbers = {"needed": needed, "available": available, "num_steps": _NUM_STEPS}
+                request = self._running.entry_at(victim).request
+                self._log.note(request, "waits", lacks="growth", **numbers)
             else:
                 steps = f"the next {_NUM_STEPS} steps need"
                 by = f"since {steps} {counted(needed, 'block')} and {available} can be taken"

@@ -117,26 +117,21 @@ class RunView:
                 continue
             self._marks[entry.seq_id] = mark
             decision = self._scheduler.log.last_decision(entry.request.request_id)
-            if decision is None or decision.kind == "queued":
+            if decision is None or decision.kind in ("queued", "forked"):
                 yield entry.seq_id, "waits its turn behind those before it"
             else:
                 yield entry.seq_id, decision.text
 
     def _sitting_out(self) -> Iterator[tuple[int, str]]:
-        """Of running prompts that got no tokens in the last step, and that get some again."""
-        running, log = self._scheduler._running, self._scheduler.log
-        table, order = running.slots, running.order
+        """Of running requests that the last step left out, and that go on again."""
+        log, entries = self._scheduler.log, self._scheduler._entries
         told, self._sits = self._sits, set()
-        if self._scheduler.config.scheduling_policy == "fcfs":
-            return
-        for slot in order[table.num_tokens[order] - table.num_computed[order] > 1].tolist():
-            entry = running.entry_at(slot)
-            decision = log.last_decision(entry.request.request_id)
-            if decision is None or decision.kind != "waits":
+        for name in log.sitting_out:
+            entry, decision = entries.get(name), log.last_decision(name)
+            if entry is None or entry.slot is None or decision is None:
                 continue
-            if decision.last_step == log.step:
-                self._sits.add(entry.seq_id)
-                yield entry.seq_id, decision.text
+            self._sits.add(entry.seq_id)
+            yield entry.seq_id, decision.text
         for seq_id in told - self._sits:
             if seq_id in self._known and seq_id not in self._marks:
                 yield seq_id, ""

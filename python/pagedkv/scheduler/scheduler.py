@@ -90,14 +90,14 @@ class Scheduler:
         self._starting = Starting(*parts, *rest)
         places = (self._running, self._queue)
         self._tokens = StepTokens(config, *places, self._starting, self.log, self._pace)
-        self._forking = Forking(manager, self._running, self._queue, self._entries)
+        self._forking = Forking(manager, *places, self._entries, self.log)
         shared = (manager, self._running, self._queue, self._entries, self._forking)
         self._beams = Beams(*shared)
         told = (self._forking, self._preemption, self._offloading, self.window, self.log)
         self._in_flight = InFlight(manager, self._running, *told)
         looked_at = (manager, self._running, self._queue, self._forking, self._preemption)
         self._ahead = Ahead(*looked_at, self.window, config, self._pace)
-        self._room_ahead = RoomAhead(manager, self._running, self._preemption, self.pins)
+        self._room_ahead = RoomAhead(manager, self._running, self._preemption, self.pins, self.log)
         self._ending = Ending(*shared, self.log, self._beams, self.pins)
         steps = (self._in_flight, self._ahead, self._preemption)
         self._landing = Landing(
@@ -274,6 +274,8 @@ class Scheduler:
             later = self._starting.start_beside(rows, query_lens, self._num_steps, self._preemption)
             rows, query_lens, copies = later.join(rows, query_lens, copies)
             started.add(later)
+        elif self._queue:
+            self._starting.note_shut_out(self._num_steps)
         if rows.size == 0:
             self._stalled += (*displaced, *preempted)
             if self._manager.num_returning_blocks:
@@ -299,15 +301,16 @@ class Scheduler:
         self._num_steps += 1
         self.log.step = self._in_flight.last_step_id + 1
         num_wanted = rows.size
+        self._tokens.note_waits(rows, query_lens, Started(), ending)
         rows, query_lens, gone = self._room_ahead.make(
             rows, query_lens, ending, self._in_flight.oldest, self._num_steps
         )
-        self._tokens.note_waits(rows, query_lens, Started())
         copies = self._manager.append_batch(self.slots.seq_ids[rows], query_lens)
         self.slots.num_computed[rows] += query_lens
         started = Started()
         if gone or rows.size < num_wanted:
             self._ahead.queue_may_start()
+            self._starting.note_shut_out(self._num_steps)
         elif self._ahead.may_start:
             self._in_flight.publish_early()
             started = self._starting.start_beside(

@@ -115,6 +115,13 @@ class Starting:
         pending.add_chunks(self._running.slots, self._running.by_slot, rows, query_lens, ends)
         return pending
 
+    def note_shut_out(self, num_step: int) -> None:
+        """Tell the first in the queue that nobody starts in this step, for want of room for those
+        that run.
+        """
+        if len(self._queue) and self._queue[0].preempted_in != num_step:
+            self._log.note(self._queue[0].request, "waits", lacks="room")
+
     def start_ahead(
         self,
         budget: int,
@@ -210,7 +217,8 @@ class Starting:
         """Whether it, and its unit with it, cannot start now, for a reason that is noted."""
         lack = self._lack(entry, budget, promised, pending, num_step)
         if lack:
-            self._log.note(entry.request, "waits", **lack)
+            for one in entry.unit:
+                self._log.note(one.request, "waits", **lack)
         return lack is not None
 
     def _lack(

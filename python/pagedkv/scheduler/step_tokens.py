@@ -76,7 +76,7 @@ class StepTokens:
         if started.admitted:
             budget -= sum(started.query_lens)
             rows, query_lens = share_budget(order, remaining, budget)
-        self.note_waits(rows, query_lens, started)
+        self.note_waits(rows, query_lens, started, np.empty(0, dtype=np.int64))
         return started, rows, query_lens
 
     def _passed(self, order: NDArray[np.int64], remaining: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -89,28 +89,43 @@ class StepTokens:
         return is_less_urgent & (table.ranks[order] > head.rank) & (remaining > 1)
 
     def note_waits(
-        self, rows: NDArray[np.int64], query_lens: NDArray[np.int64], started: Started
+        self,
+        rows: NDArray[np.int64],
+        query_lens: NDArray[np.int64],
+        started: Started,
+        ending: NDArray[np.int64],
     ) -> None:
-        """Tell running prompts that get no tokens beside these which more urgent one has most of
-        them. REQUIRES that the rows' tokens do not count as computed yet.
+        """Tell running requests that get no tokens beside these why: prompts that go first, above
+        all the more urgent one that has most of them; or that they wait for other beams.
+
+        REQUIRES that the rows' tokens do not count as computed yet.
+
+        Args:
+            ending: slots of those that need none any more.
         """
         table, order = self._running.slots, self._running.order
         ahead = [one.slot for one in started.admitted]
-        if self._config.scheduling_policy == "fcfs" or rows.size + len(ahead) == order.size:
+        if rows.size + len(ahead) + ending.size == order.size:
             return
-        left_out = order[table.num_tokens[order] > table.num_computed[order]]
-        left_out = left_out[~np.isin(left_out, rows) & ~np.isin(left_out, ahead)]
+        left_out = order[~np.isin(order, np.concatenate([rows, ending, np.array(ahead, int)]))]
         is_prompt = table.num_tokens[rows] - table.num_computed[rows] > 1
         slots = np.concatenate([rows[is_prompt], np.array(ahead, dtype=np.int64)])
         counts = np.concatenate([query_lens[is_prompt], np.array(started.query_lens, np.int64)])
         for slot in left_out.tolist():
+            request = self._running.entry_at(slot).request
+            if table.num_computed[slot] == table.num_tokens[slot]:
+                self._log.note(request, "waits", lacks="beams")
+                continue
             goes_first = table.priorities[slots] < table.priorities[slot]
             goes_first &= table.ranks[slots] < table.ranks[slot]
             if not goes_first.any():
+                option = "max_num_paced_tokens" if self._pace.is_slow else "max_num_batched_tokens"
+                numbers = {"num_tokens": self._pace.most, "option": option}
+                self._log.note(request, "waits", lacks="share", **numbers)
                 continue
             most = int(np.where(goes_first, counts, 0).argmax())
             self._log.note(
-                self._running.entry_at(slot).request,
+                request,
                 "waits",
                 lacks="urgent",
                 by=self._running.entry_at(int(slots[most])).request.request_id,
