@@ -234,18 +234,28 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request. error says why when finish_reason is "error". prompt_logprobs: of each of
-    prompt_token_ids, where asked for; None for the first, and fewer if it ended before.
+    """A finished request. error says why when finish_reason is "error". prompt_ids: int32
+    [prompt_len]. prompt_logprobs: of each of them, where asked for; None for the first, and fewer
+    if it ended before.
     """
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: list[int]
+    prompt_ids: NDArray[np.int32] = field(repr=False, compare=False)
     outputs: list[CompletionOutput]
     num_cached_tokens: int
     num_preemptions: int
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """prompt_ids, a new list each time: to make one takes longer than all else of an output."""
+        return self.prompt_ids.tolist()
+
+    @property
+    def prompt_len(self) -> int:
+        return int(self.prompt_ids.size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,17 @@ def test_a_greedy_answer_is_the_models_own(tokenizer_folder: Path, prompt: str) 
     assert output.prompt_token_ids == list(prompt.encode())
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_no_list_of_a_prompt_is_made_until_somebody_asks(tokenizer_folder: Path, n: int) -> None:
+    engine = make_engine(tokenizer_folder)
+    request = engine.make_request("a", [97, 98, 99], SamplingParams(n=n, max_tokens=2))
+    engine.add(request)
+    output = run(engine)[0]["a"]
+    assert output.prompt_ids is request.prompt_token_ids
+    assert output.prompt_token_ids == [97, 98, 99]
+    assert output.prompt_len == 3
+
+
 @pytest.mark.parametrize("name", PRESSURES)
 @pytest.mark.parametrize("kind", ["greedy", "seeded"])
 def test_batches_chunks_and_preemption_change_no_answer(

@@ -284,38 +284,3 @@ def test_a_request_that_comes_while_others_wait_is_looked_at_at_once(
     for _ in range(2):
         engine.step()
     assert (engine.num_running, engine.num_waiting) == (2, 1)
-
-
-def test_prompts_of_outputs_are_listed_while_the_last_step_runs(tokenizer_folder: Path) -> None:
-    """Of all that end by their length, before the step's tokens are waited for."""
-    engine = pipelined(tokenizer_folder)
-    calls = watch(engine)
-    foresee = engine._outputs.foresee
-    foreseen: dict[str, int] = {}
-
-    def seen(request: Any) -> None:
-        foreseen.setdefault(request.request_id, len(calls))
-        foresee(request)
-
-    engine._outputs.foresee = seen  # type: ignore[method-assign]
-    params = SamplingParams(max_tokens=5, ignore_eos=True)
-    engine.add_request("long", "hello there", SamplingParams(max_tokens=9, ignore_eos=True))
-    for name in ("a", "b"):
-        engine.add_request(name, "hello there", params)
-    engine.add_request("group", "hello", SamplingParams(n=2, max_tokens=1, temperature=1.0))
-    ended: dict[str, int] = {}
-    outputs = {}
-    while engine.has_work:
-        for output in engine.step().finished:
-            outputs[output.request_id] = output
-            ended[output.request_id] = len(calls)
-    for name in ("long", "a", "b"):
-        # Its last step is collected between the two, and no other.
-        between = calls[foreseen[name] : ended[name]]
-        assert sum(call.startswith("collect") for call in between) == 1
-        assert (
-            outputs[name].prompt_token_ids
-            == engine.make_request("again", "hello there", params).prompt_token_ids.tolist()
-        )
-    assert outputs["group"].prompt_token_ids
-    assert engine._outputs.num_watched == 0

@@ -67,6 +67,28 @@ def test_pinned_blocks_outlive_what_fills_the_pool(folder: Path, pipelined: bool
     assert num_held(engine) == 0
 
 
+def test_whoever_keeps_nothing_is_not_asked_how_much(folder: Path) -> None:
+    engine = make_engine(folder)
+    tables: list[int] = []
+
+    class Asked:
+        """Of the manager, what pins need before they pin."""
+
+        def block_table(self, seq_id: int) -> Any:
+            tables.append(seq_id)
+            return engine._manager.block_table(seq_id)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(engine._manager, name)
+
+    engine._scheduler.pins._manager = Asked()  # type: ignore[assignment]
+    engine.add_request("ends", "abcdefgh", params(4))
+    finish(engine)
+    assert tables == []
+    keep(engine, "kept", "abcdefgh")
+    assert len(tables) == 1
+
+
 def test_running_requests_take_pinned_blocks_before_anybody_is_preempted(folder: Path) -> None:
     engine = make_engine(folder, num_gpu_blocks_override=16, block_size=4, watermark=0.0)
     keep(engine, "kept", "abcdefgh")

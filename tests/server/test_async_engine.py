@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_model import make_engine
 from harness import fake_of
@@ -259,7 +260,7 @@ def test_a_slow_reader_gets_the_pieces_of_an_answer_as_one() -> None:
     def delta(text: str, index: int, **last: Any) -> OutputDelta:
         return OutputDelta("a", text, [len(text)], index, **last)
 
-    output = RequestOutput("a", None, [1], [], 0, 0)
+    output = RequestOutput("a", None, np.array([1], dtype=np.int32), [], 0, 0)
     items = [delta("x", 0), delta("y", 1), delta("zz", 0, finish_reason="stop"), output]
     assert joined([*items]) == [
         OutputDelta("a", "xzz", [1, 2], 0, None, "stop"),

@@ -190,7 +190,7 @@ def _as_dict(prompt: str, output: RequestOutput) -> dict[str, object]:
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
         "error": output.error,
-        "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_prompt_tokens": output.prompt_len,
         "num_cached_tokens": output.num_cached_tokens,
         "num_preemptions": output.num_preemptions,
     }

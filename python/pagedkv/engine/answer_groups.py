@@ -53,7 +53,7 @@ class AnswerGroups:
         return RequestOutput(
             request_id=parent_id,
             prompt=group.request.prompt,
-            prompt_token_ids=group.request.prompt_token_ids.tolist(),
+            prompt_ids=group.request.prompt_token_ids,
             outputs=answers,
             num_cached_tokens=group.num_cached_tokens,
             num_preemptions=group.num_preemptions,

@@ -63,13 +63,12 @@ class OutputProcessor:
         self._watched: dict[str, _Watched] = {}
         self._is_watched = np.zeros(max_num_seqs, dtype=np.bool_)  # by slot
         self._groups = AnswerGroups()
-        self._prompts: dict[str, list[int]] = {}
         self.logprobs = LogprobStore()
 
     @property
     def num_watched(self) -> int:
         """Requests and answers with state here."""
-        return len(self._watched) + len(self._groups) + len(self._prompts) + len(self.logprobs)
+        return len(self._watched) + len(self._groups) + len(self.logprobs)
 
     def check_stream(self, request_id: str, *, streams: bool) -> None:
         if streams and self._tokenizer is None:
@@ -119,14 +118,6 @@ class OutputProcessor:
         """Learn which slots these requests hold from now on."""
         for one in admitted:
             self._is_watched[one.slot] = one.request.request_id in self._watched
-
-    def foresee(self, request: Request) -> None:
-        """It is about to end: make what its output needs and is known already, while there is time.
-        A list of a prompt's tokens takes longer than all else of an output.
-        """
-        is_alone = request.parent_id is None and not request.is_group
-        if is_alone and request.request_id not in self._prompts:
-            self._prompts[request.request_id] = request.prompt_token_ids.tolist()
 
     def watched(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Indices into slots of the rows to push."""
@@ -222,13 +213,10 @@ class OutputProcessor:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip)
 
     def _output(self, finished: FinishedRequest, answer: CompletionOutput) -> RequestOutput:
-        prompt = self._prompts.pop(finished.request.request_id, None)
         return RequestOutput(
             request_id=finished.request.request_id,
             prompt=finished.request.prompt,
-            prompt_token_ids=(
-                finished.request.prompt_token_ids.tolist() if prompt is None else prompt
-            ),
+            prompt_ids=finished.request.prompt_token_ids,
             outputs=[answer],
             num_cached_tokens=finished.num_cached_tokens,
             num_preemptions=finished.num_preemptions,

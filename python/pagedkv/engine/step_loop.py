@@ -139,7 +139,6 @@ class StepLoop:
         try:
             if isinstance(flight.launched, BaseException):
                 raise flight.launched
-            self._foresee(step)
             sampled = self._runner.collect(flight.launched)
             self.times.lap("wait")
             if sampled.unfit and not isinstance(self.observer, NoObserver):
@@ -178,15 +177,6 @@ class StepLoop:
         self._ended(flight, stopped, ended)
         self.times.lap("update")
         return result
-
-    def _foresee(self, step: ScheduledStep) -> None:
-        """While the step runs: which of its requests have all their tokens then."""
-        table = self._scheduler.slots
-        slots = step.slots[step.sample_rows]
-        for slot in slots[table.num_tokens[slots] >= table.max_len[slots]].tolist():
-            request = self._scheduler.request_at(slot)
-            if request is not None:
-                self._outputs.foresee(request)
 
     def _ended(self, flight: _Flight, stopped: list[str], ended: list[FinishedRequest]) -> None:
         end_s = self._clock()

@@ -38,8 +38,10 @@ class Pins:
 
     def take(self, request: Request, seq_id: int) -> None:
         """Pin what a sequence holds that is about to be freed, if its request wants that."""
+        if not (request.keeps_blocks and self.is_on):
+            return
         num_blocks = int(self._manager.block_table(seq_id).size)
-        if not (request.keeps_blocks and self.is_on) or num_blocks > self._max_blocks:
+        if num_blocks > self._max_blocks:
             return
         self.drop(request.request_id)  # a name may be used anew
         self._manager.fork(seq_id, self._next_seq_id)

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import numpy as np
 from starlette.types import Receive
 
 from pagedkv.engine import Stream
@@ -128,7 +129,7 @@ def _additions(output: RequestOutput, deltas: list[OutputDelta]) -> RequestOutpu
     old_ids = answer.token_ids[: len(answer.token_ids) - len(new_ids)]
     return dataclasses.replace(
         output,
-        prompt_token_ids=[*output.prompt_token_ids, *old_ids],
+        prompt_ids=np.append(output.prompt_ids, np.array(old_ids, dtype=np.int32)),
         outputs=[dataclasses.replace(answer, text=text, token_ids=new_ids)],
     )
 

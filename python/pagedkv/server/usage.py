@@ -12,7 +12,7 @@ def usage(outputs: Sequence[RequestOutput], *, num_dropped: int = 0) -> dict[str
     """Of all prompts and the answers that are returned. num_preemptions: how often their sequences
     gave up their blocks. num_dropped: generated tokens that are not told.
     """
-    num_prompt = sum(len(one.prompt_token_ids) for one in outputs)
+    num_prompt = sum(one.prompt_len for one in outputs)
     num_generated = sum(len(one.token_ids) for output in outputs for one in output.outputs)
     return {
         "prompt_tokens": num_prompt,
