@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 bin=${1:-.venv/bin}
 shift || true
 missed=0
-for name in bench_block_manager bench_scheduler bench_cpu_ops bench_cpu_attention bench_cpu_linear bench_cpu bench_replay bench_serving bench_inspect; do
+for name in bench_block_manager bench_scheduler bench_around_steps bench_cpu_ops bench_cpu_attention bench_cpu_linear bench_cpu bench_replay bench_serving bench_inspect; do
   printf '\n== %s\n' "$name"
   "$bin/python" "benchmarks/$name.py" "$@" || missed=1
 done

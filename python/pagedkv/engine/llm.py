@@ -144,9 +144,9 @@ class LLM:
                 for request in sorted(requests, key=lambda one: -one.max_tokens):
                     self.engine.add(request)
                 while self.engine.has_work:
-                    for output in self.engine.step().finished:
-                        outputs[output.request_id] = output
-                        bar.advance(task)
+                    finished = self.engine.step().finished
+                    outputs |= {output.request_id: output for output in finished}
+                    bar.advance(task, len(finished))
         finally:
             for request in requests:  # an interrupt leaves nothing behind
                 self.engine.abort(request.request_id)
