@@ -251,7 +251,8 @@ class RequestOutput:
     @property
     def prompt_token_ids(self) -> list[int]:
         """prompt_ids, a new list each time: to make one takes longer than all else of an output."""
-        return self.prompt_ids.tolist()
+        ids: list[int] = self.prompt_ids.tolist()
+        return ids
 
     @property
     def prompt_len(self) -> int:

@@ -177,8 +177,8 @@ class OutputProcessor:
             output: RequestOutput | None = self._output(finished, answer)
         else:
             output = self._groups.take(finished, answer)
-        if output is not None:
-            known = self.logprobs.end_prompt(output.request_id)
+        known = None if output is None else self.logprobs.end_prompt(output.request_id)
+        if output is not None and known is not None:
             output = dataclasses.replace(output, prompt_logprobs=known)
         return delta, output
 
