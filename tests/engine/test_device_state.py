@@ -14,8 +14,9 @@ from fake_model import make_engine
 from harness import answer, run
 
 from pagedkv.block_manager import StepTables
-from pagedkv.engine import Engine
+from pagedkv.engine import Engine, device_state
 from pagedkv.engine.input_builder import InputBuilder, PaddedSize, StepTensors
+from pagedkv.engine.packed_copy import PackedCopy
 from pagedkv.records import PENDING, ScheduledStep
 from pagedkv.sampling import RowTensors, SlotParams
 from pagedkv.sampling_params import SamplingParams
@@ -131,14 +132,24 @@ def assert_from_scratch(
         np.testing.assert_array_equal(found[name], one, err_msg=name)
 
 
-def compare_every_step(engine: Engine, source: np.random.Generator) -> list[str]:
+def compare_every_step(engine: Engine, source: np.random.Generator) -> tuple[list[str], list[str]]:
     """What a step's tensors are is compared with what they should be, before the model sees them;
-    now and then the step is built twice, padded, or after everything was forgotten."""
+    now and then the step is built twice, padded, or after everything was forgotten.
+
+    Returns what has been seen, and what was wrong: an error in a step only ends its requests.
+    """
     inputs = engine._runner._inputs
     inputs._tables_manager = engine._manager  # type: ignore[attr-defined]
     build, advance = inputs.build, inputs.advance
     seen: list[str] = []
+    wrong: list[str] = []
     last: list[Any] = []
+
+    def compare(*compared: Any) -> None:
+        try:
+            assert_from_scratch(inputs, *compared)
+        except AssertionError as error:
+            wrong.append(str(error))
 
     def built(step: ScheduledStep, token_ids: Any, params: SlotParams, **_: Any) -> StepTensors:
         free = engine.max_num_seqs - step.slots.size
@@ -153,7 +164,7 @@ def compare_every_step(engine: Engine, source: np.random.Generator) -> list[str]
             size = PaddedSize(most, step.slots.size + rows, most)
             padded = build(step, token_ids, params, padded=size)
             advance(padded)
-            assert_from_scratch(inputs, padded, step, token_ids, params, size)
+            compare(padded, step, token_ids, params, size)
             assert padded.attn_metadata.max_query_len == most
             seen.append("padded")
         if step.swap_out.size:
@@ -166,11 +177,11 @@ def compare_every_step(engine: Engine, source: np.random.Generator) -> list[str]
 
     def advanced(tensors: StepTensors) -> None:
         advance(tensors)
-        assert_from_scratch(inputs, tensors, *last)
+        compare(tensors, *last)
         seen.append("step")
 
     inputs.build, inputs.advance = built, advanced  # type: ignore[method-assign]
-    return seen
+    return seen, wrong
 
 
 def random_params(source: np.random.Generator) -> SamplingParams:
@@ -200,7 +211,7 @@ def test_a_random_run_s_inputs_are_those_from_scratch(
     source = np.random.default_rng([seed, len(name)])
     options = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 40} | CASES[name]
     engine = make_engine(tokenizer_folder, **options)
-    seen = compare_every_step(engine, source)
+    seen, wrong = compare_every_step(engine, source)
     shared = "the prompt that many share, "
     alive: list[str] = []
     for number in range(120):
@@ -216,16 +227,52 @@ def test_a_random_run_s_inputs_are_those_from_scratch(
             parent = alive[int(source.integers(len(alive)))]
             with contextlib.suppress(ValueError):  # it has several answers itself
                 alive += engine.fork(parent, 2)
-        done = {output.request_id for output in engine.step().finished}
+        finished = engine.step().finished
+        assert all(output.error is None for output in finished)
+        done = {output.request_id for output in finished}
         alive = [one for one in alive if one not in done]
         engine.check_invariants()
-    run(engine)
+    assert all(output.error is None for output in run(engine)[0].values())
+    assert not wrong, wrong[0]
     assert seen.count("step") > 60
     assert {"padded", "forgotten", "forked"} <= set(seen)
     if "num_gpu_blocks_override" in options and "prefix" not in name:
         assert "preempted" in seen
     if name == "swapped":
         assert {"swap_out", "swap_in"} <= set(seen)
+
+
+@pytest.mark.parametrize("limit", ["_USUAL_CHANGES", "_MAX_SIZES"])
+def test_larger_steps_and_more_sizes_than_memory_is_kept_for_have_the_same_inputs(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(device_state, limit, {"_USUAL_CHANGES": 0, "_MAX_SIZES": 2}[limit])
+    made: list[int] = []
+    pieces, view = PackedCopy._pieces, device_state.DeviceState._view
+
+    def taken(self: PackedCopy, num_bytes: int, count: int) -> Any:
+        made.append(num_bytes)
+        return pieces(self, num_bytes, count)
+
+    def viewed(self: device_state.DeviceState, *size: int) -> Any:
+        assert len(self._views) < 2 or limit == "_USUAL_CHANGES"
+        return view(self, *size)
+
+    monkeypatch.setattr(PackedCopy, "_pieces", taken)
+    monkeypatch.setattr(device_state.DeviceState, "_view", viewed)
+    engine = make_engine(
+        tokenizer_folder, block_size=4, max_num_seqs=8, max_num_batched_tokens=40,
+        async_scheduling=True,
+    )  # fmt: skip
+    usual = list(made)
+    _, wrong = compare_every_step(engine, np.random.default_rng(4))
+    for i in range(12):
+        params = SamplingParams(temperature=0, max_tokens=4 + 3 * i, ignore_eos=True)
+        engine.add_request(str(i), "of some tokens " * (1 + i % 3), params)
+    assert all(output.error is None for output in run(engine)[0].values())
+    assert not wrong, wrong[0]
+    assert (len(made) > len(usual) + 3) == (limit == "_USUAL_CHANGES")
+    assert all(size > usual[0] for size in made[len(usual) :])
 
 
 def bytes_by_step(engine: Engine, num_steps: int) -> list[int]:

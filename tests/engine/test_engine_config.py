@@ -93,3 +93,14 @@ def test_offloading_needs_a_place_and_a_cache() -> None:
             CacheConfig(enable_kv_offloading=True, **options)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="enable_kv_offloading must be True or False, got 1"):
         CacheConfig(swap_space=1.0, enable_kv_offloading=1)  # type: ignore[arg-type]
+
+
+def test_steps_with_prompts_are_captured_as_far_as_steps_have_tokens_and_rows_of_padding() -> None:
+    for options, most in (
+        ({}, 256),
+        ({"max_cudagraph_capture_size": 100}, 100),
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 64}, 64),
+        ({"max_num_seqs": 1}, 0),
+        ({"max_cudagraph_capture_size": 0}, 0),
+    ):
+        assert EngineConfig.from_options("m", **options).max_captured_tokens == most, options
