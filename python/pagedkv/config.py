@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagedkv.numbers import integer, real, truth
+
 LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCHEDULING_POLICIES = ("fcfs", "priority")
@@ -60,25 +62,23 @@ class CacheConfig:
     enable_kv_offloading: bool = False
 
     def __post_init__(self) -> None:
-        _check_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        _keep_integer(self, "block_size", 1, MAX_BLOCK_SIZE)
         if self.num_gpu_blocks_override is not None:
-            _check_int("num_gpu_blocks_override", self.num_gpu_blocks_override, 1)
+            _keep_integer(self, "num_gpu_blocks_override", 1)
             if self.kv_cache_memory_bytes is not None:
                 raise ValueError(
                     "num_gpu_blocks_override and kv_cache_memory_bytes both size the pool: give one"
                 )
         if self.kv_cache_memory_bytes is not None:
-            _check_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
-        _check_bool("enable_prefix_caching", self.enable_prefix_caching)
+            _keep_integer(self, "kv_cache_memory_bytes", 1)
+        _keep_truth(self, "enable_prefix_caching")
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise ValueError(
                 f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, "
                 f"got {self.kv_cache_dtype!r}"
             )
         for name in ("gpu_memory_utilization", "watermark", "swap_space"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{name} must be a number, got {value!r}")
+            object.__setattr__(self, name, real(name, getattr(self, name)))
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(
                 "gpu_memory_utilization must be above 0 and at most 1, got "
@@ -90,7 +90,7 @@ class CacheConfig:
             raise ValueError(
                 f"swap_space must be at least 0 and below 1e9 GiB, got {self.swap_space!r}"
             )
-        _check_bool("enable_kv_offloading", self.enable_kv_offloading)
+        _keep_truth(self, "enable_kv_offloading")
         if self.enable_kv_offloading and not (self.swap_space and self.enable_prefix_caching):
             raise ValueError(
                 "enable_kv_offloading needs swap_space above 0 and enable_prefix_caching, got "
@@ -136,8 +136,8 @@ class SchedulerConfig:
     preemption_mode: str = "auto"
 
     def __post_init__(self) -> None:
-        _check_int("max_num_seqs", self.max_num_seqs, 1)
-        _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _keep_integer(self, "max_num_seqs", 1)
+        _keep_integer(self, "max_num_batched_tokens", 1)
         if self.scheduling_policy not in SCHEDULING_POLICIES:
             raise ValueError(
                 f"scheduling_policy must be one of {', '.join(SCHEDULING_POLICIES)}, "
@@ -148,16 +148,16 @@ class SchedulerConfig:
                 f"preemption_mode must be one of {', '.join(PREEMPTION_MODES)}, "
                 f"got {self.preemption_mode!r}"
             )
-        _check_int("priority_ageing_steps", self.priority_ageing_steps, 1, 2**20)
-        _check_int("max_num_overtakes", self.max_num_overtakes, 0)
-        _check_int("reserve_after_preemptions", self.reserve_after_preemptions, 1)
+        _keep_integer(self, "priority_ageing_steps", 1, 2**20)
+        _keep_integer(self, "max_num_overtakes", 0)
+        _keep_integer(self, "reserve_after_preemptions", 1)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs "
                 f"{self.max_num_seqs}: "
                 "raise the first or lower the second"
             )
-        _check_int("max_num_paced_tokens", self.max_num_paced_tokens, 0)
+        _keep_integer(self, "max_num_paced_tokens", 0)
         if self.max_num_paced_tokens and not (
             self.max_num_seqs < self.max_num_paced_tokens <= self.max_num_batched_tokens
         ):
@@ -219,13 +219,13 @@ class EngineConfig:
                 f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}"
             )
         if self.max_model_len is not None:
-            _check_int("max_model_len", self.max_model_len, 2)
-        _check_bool("enforce_eager", self.enforce_eager)
-        _check_int("max_cudagraph_capture_size", self.max_cudagraph_capture_size, 0)
+            _keep_integer(self, "max_model_len", 2)
+        _keep_truth(self, "enforce_eager")
+        _keep_integer(self, "max_cudagraph_capture_size", 0)
         if self.async_scheduling is not None:
-            _check_bool("async_scheduling", self.async_scheduling)
+            _keep_truth(self, "async_scheduling")
         if self.seed is not None:
-            _check_int("seed", self.seed, 0, 2**64 - 1)
+            _keep_integer(self, "seed", 0, 2**64 - 1)
 
     @property
     def max_captured_tokens(self) -> int:
@@ -267,14 +267,9 @@ def unknown_option(name: str, allowed: list[str]) -> str:
     return f"unknown option {name!r}: {hint}"
 
 
-def _check_int(name: str, value: int, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__} {value!r}")
-    if value < low or (high is not None and value > high):
-        upper = "" if high is None else f" and at most {high}"
-        raise ValueError(f"{name} must be at least {low}{upper}, got {value}")
+def _keep_integer(config: object, name: str, low: int, high: int | None = None) -> None:
+    object.__setattr__(config, name, integer(name, getattr(config, name), low=low, high=high))
 
 
-def _check_bool(name: str, value: bool) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+def _keep_truth(config: object, name: str) -> None:
+    object.__setattr__(config, name, truth(name, getattr(config, name)))

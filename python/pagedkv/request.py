@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.numbers import integer
 from pagedkv.sampling_params import SamplingParams
 
 MAX_PRIORITY = 2**31
@@ -57,12 +58,8 @@ class Request:
             raise ValueError(f"request {self.request_id!r} has an empty prompt")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
-            raise TypeError(f"priority must be an integer, got {self.priority!r}")
-        if abs(self.priority) > MAX_PRIORITY:
-            raise ValueError(
-                f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {self.priority}"
-            )
+        priority = integer("priority", self.priority, low=-MAX_PRIORITY, high=MAX_PRIORITY)
+        object.__setattr__(self, "priority", priority)
 
     @property
     def extra_key(self) -> bytes:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.numbers import integer, real_between, truth
+
 if TYPE_CHECKING:  # a replay, which needs no torch, makes these values too
     import torch
 
@@ -32,7 +34,8 @@ LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.int32], "torch.Tensor"
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling options of one request, with the names that vLLM and OpenAI users know.
+    """Sampling options of one request, with the names that vLLM and OpenAI users know. NumPy's
+    numbers are kept as Python's.
 
     Logits are changed in this order, whatever the order of the options: logit_bias;
     repetition_penalty, frequency_penalty, presence_penalty; logits_processors; allowed_token_ids,
@@ -115,19 +118,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         # Beyond this all tokens are as likely; its inverse must be a number of 32 bits.
-        _check_number("temperature", self.temperature, low=0.0, high=1e6)
-        _check_number("top_p", self.top_p, low=0.0, high=1.0, low_open=True)
-        _check_int("top_k", self.top_k, low=-1)
+        self._keep_real("temperature", low=0.0, high=1e6)
+        self._keep_real("top_p", low=0.0, high=1.0, low_open=True)
+        self._keep_integer("top_k", low=-1)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise TypeError(
-                    f"{name} must be True or False, got {type(value).__name__} {value!r:.200}"
-                )
+            object.__setattr__(self, name, truth(name, getattr(self, name)))
         if self.seed is not None:
-            _check_int("seed", self.seed, low=0, high=_MAX_SEED)
+            self._keep_integer("seed", low=0, high=_MAX_SEED)
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, low=1)
+            self._keep_integer("max_tokens", low=1)
         object.__setattr__(self, "stop", _strings("stop", self.stop, _MAX_STOP_STRINGS))
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
         if len(self.stop_token_ids) > _MAX_STOP_TOKEN_IDS:
@@ -136,21 +135,28 @@ class SamplingParams:
                 "are allowed"
             )
         self._check_logit_rules()
-        check_num_forks(self.n)
+        object.__setattr__(self, "n", checked_num_forks(self.n))
         if self.best_of is not None:
-            _check_int("best_of", self.best_of, low=self.n, high=MAX_FORKS)
+            self._keep_integer("best_of", low=self.n, high=MAX_FORKS)
         self._check_beams()
 
+    def _keep_integer(self, name: str, *, low: int, high: int | None = None) -> None:
+        object.__setattr__(self, name, integer(name, getattr(self, name), low=low, high=high))
+
+    def _keep_real(self, name: str, *, low: float, high: float, low_open: bool = False) -> None:
+        value = getattr(self, name)
+        object.__setattr__(
+            self, name, real_between(name, value, low=low, high=high, low_open=low_open)
+        )
+
     def _check_logit_rules(self) -> None:
-        _check_number("min_p", self.min_p, low=0.0, high=1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, low=0.01, high=100.0)
-        _check_number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
-        _check_number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
+        self._keep_real("min_p", low=0.0, high=1.0)
+        self._keep_real("repetition_penalty", low=0.01, high=100.0)
+        self._keep_real("frequency_penalty", low=-2.0, high=2.0)
+        self._keep_real("presence_penalty", low=-2.0, high=2.0)
         object.__setattr__(self, "logit_bias", _pairs("logit_bias", self.logit_bias))
         seen: set[int] = set()
-        for token_id, bias in self.logit_bias_pairs:
-            _check_int("logit_bias", token_id, low=0)
-            _check_number(f"logit_bias of {token_id}", bias, low=-100.0, high=100.0)
+        for token_id, _ in self.logit_bias_pairs:
             if token_id in seen:
                 raise ValueError(f"logit_bias names {token_id} twice")
             seen.add(token_id)
@@ -160,10 +166,10 @@ class SamplingParams:
                 raise ValueError("allowed_token_ids is empty, so that no token could be chosen")
             object.__setattr__(self, "allowed_token_ids", allowed)
         object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words, _MAX_BAD_WORDS))
-        _check_int("min_tokens", self.min_tokens, low=0, high=self.max_tokens)
+        self._keep_integer("min_tokens", low=0, high=self.max_tokens)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), low=0, high=_MAX_LOGPROBS)
+                self._keep_integer(name, low=0, high=_MAX_LOGPROBS)
         processors = _listed("logits_processors", self.logits_processors)
         for one in processors:
             if not callable(one):
@@ -171,7 +177,9 @@ class SamplingParams:
         object.__setattr__(self, "logits_processors", processors)
 
     def _check_beams(self) -> None:
-        _check_number("length_penalty", self.length_penalty, low=-100.0, high=100.0)
+        self._keep_real("length_penalty", low=-100.0, high=100.0)
+        if isinstance(self.early_stopping, np.bool_):
+            object.__setattr__(self, "early_stopping", bool(self.early_stopping))
         is_known = isinstance(self.early_stopping, bool) or (
             isinstance(self.early_stopping, str) and self.early_stopping == "never"
         )
@@ -183,7 +191,7 @@ class SamplingParams:
             if self.length_penalty != 1.0 or self.early_stopping is not False:
                 raise ValueError("length_penalty and early_stopping need a beam_width")
             return
-        _check_int("beam_width", self.beam_width, low=2, high=_MAX_BEAM_WIDTH)
+        self._keep_integer("beam_width", low=2, high=_MAX_BEAM_WIDTH)
         if self.n > self.beam_width:
             raise ValueError(f"n is {self.n}, but a beam search has {self.beam_width} beams")
         if self.best_of is not None:
@@ -255,9 +263,9 @@ class SamplingParams:
                     )
 
 
-def check_num_forks(n: int) -> None:
-    """Raise TypeError or ValueError unless n sequences may be asked for at once."""
-    _check_int("n", n, low=1, high=MAX_FORKS)
+def checked_num_forks(n: int) -> int:
+    """n, or TypeError or ValueError unless so many sequences may be asked for at once."""
+    return integer("n", n, low=1, high=MAX_FORKS)
 
 
 def _listed(name: str, given: Iterable[_T]) -> tuple[_T, ...]:
@@ -278,35 +286,18 @@ def _strings(name: str, given: Sequence[str], most: int) -> tuple[str, ...]:
 
 
 def _ids(name: str, given: Sequence[int]) -> tuple[int, ...]:
-    ids = _listed(name, given)
-    for token_id in ids:
-        _check_int(name, token_id, low=0)
-    return ids
+    return tuple(integer(name, token_id, low=0) for token_id in _listed(name, given))
 
 
 def _pairs(name: str, given: object) -> tuple[tuple[int, float], ...]:
     """A mapping, or what it was turned into, as pairs."""
-    if isinstance(given, Mapping):
-        return tuple(given.items())
-    if isinstance(given, tuple) and all(isinstance(one, tuple) and len(one) == 2 for one in given):
-        return given
-    raise TypeError(f"{name} must map token ids to numbers, got {given!r:.200}")
-
-
-def _check_number(
-    name: str, value: float, *, low: float, high: float, low_open: bool = False
-) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r:.200}")
-    bounds = f"{'above' if low_open else 'at least'} {low:g} and at most {high:g}"
-    # Not by math.isfinite, which fails for integers that no float can hold.
-    if not low <= value <= high or (low_open and value == low):
-        raise ValueError(f"{name} must be finite, {bounds}, got {value!r:.200}")
-
-
-def _check_int(name: str, value: int, *, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__} {value!r:.200}")
-    if value < low or (high is not None and value > high):
-        upper = "" if high is None else f" and at most {high}"
-        raise ValueError(f"{name} must be at least {low}{upper}, got {value}")
+    pairs = tuple(given.items()) if isinstance(given, Mapping) else given
+    if not isinstance(pairs, tuple) or not all(
+        isinstance(one, tuple) and len(one) == 2 for one in pairs
+    ):
+        raise TypeError(f"{name} must map token ids to numbers, got {given!r:.200}")
+    ids = [integer(name, token_id, low=0) for token_id, _ in pairs]
+    return tuple(
+        (token_id, real_between(f"{name} of {token_id}", bias, low=-100.0, high=100.0))
+        for token_id, (_, bias) in zip(ids, pairs, strict=True)
+    )

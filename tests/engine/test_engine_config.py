@@ -47,10 +47,10 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override must be at least 1"),
         ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes must be at least 1"),
         ({"num_gpu_blocks_override": 5, "kv_cache_memory_bytes": 5}, "both size the pool"),
-        ({"enable_prefix_caching": 1}, "enable_prefix_caching must be True or False, got 1"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching must be True or False, got int 1"),
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization must be above 0 and at most 1, g"),
         ({"gpu_memory_utilization": 1.01}, "gpu_memory_utilization must be above 0 and at most 1"),
-        ({"gpu_memory_utilization": "1"}, "gpu_memory_utilization must be a number, got '1'"),
+        ({"gpu_memory_utilization": "1"}, "gpu_memory_utilization must be a number, got str '1'"),
         ({"watermark": float("nan")}, "watermark must be at least 0 and below 1, got nan"),
         ({"watermark": 1}, "watermark must be at least 0 and below 1, got 1"),
         ({"watermark": "a"}, "watermark must be a number"),
@@ -63,7 +63,7 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ({"swap_space": float("inf")}, "swap_space must be at least 0 and below 1e9 GiB, got inf"),
         ({"swap_space": 10**400}, "swap_space must be at least 0 and below 1e9 GiB, got 1000"),
         ({"watermark": 10**400}, "watermark must be at least 0 and below 1, got 1000"),
-        ({"swap_space": "4"}, "swap_space must be a number, got '4'"),
+        ({"swap_space": "4"}, "swap_space must be a number, got str '4'"),
         ({"priority_ageing_steps": 0}, "priority_ageing_steps must be at least 1"),
         ({"max_num_overtakes": -1}, "max_num_overtakes must be at least 0"),
         ({"max_num_paced_tokens": 300, "scheduling_policy": "priority"}, "paced under 'fcfs' only"),
@@ -72,8 +72,8 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ({"max_num_paced_tokens": 2049}, "2049: it must be 0, .* max_num_batched_tokens 2048"),
         ({"reserve_after_preemptions": 0}, "reserve_after_preemptions must be at least 1"),
         ({"max_cudagraph_capture_size": -1}, "max_cudagraph_capture_size must be at least 0"),
-        ({"enforce_eager": 1}, "enforce_eager must be True or False, got 1"),
-        ({"async_scheduling": "yes"}, "async_scheduling must be True or False, got 'yes'"),
+        ({"enforce_eager": 1}, "enforce_eager must be True or False, got int 1"),
+        ({"async_scheduling": "yes"}, "async_scheduling must be True or False, got str 'yes'"),
         ({"dtype": "float64"}, "dtype must be one of auto, float32, bfloat16, float16"),
         ({"max_model_len": 1}, "max_model_len must be at least 2"),
         ({"seed": -1}, "seed must be at least 0"),
@@ -91,7 +91,7 @@ def test_offloading_needs_a_place_and_a_cache() -> None:
     for options in ({"swap_space": 0.0}, {"swap_space": 1.0, "enable_prefix_caching": False}):
         with pytest.raises(ValueError, match="enable_kv_offloading needs swap_space above 0 and"):
             CacheConfig(enable_kv_offloading=True, **options)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="enable_kv_offloading must be True or False, got 1"):
+    with pytest.raises(TypeError, match="enable_kv_offloading must be True or False, got int 1"):
         CacheConfig(swap_space=1.0, enable_kv_offloading=1)  # type: ignore[arg-type]
 
 

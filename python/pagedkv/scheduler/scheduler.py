@@ -25,7 +25,7 @@ from pagedkv.records import (
     no_pairs,
 )
 from pagedkv.request import Request
-from pagedkv.sampling_params import check_num_forks
+from pagedkv.sampling_params import checked_num_forks
 from pagedkv.scheduler import invariants
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.ahead import Ahead
@@ -219,7 +219,7 @@ class Scheduler:
         REQUIRES that like has the prompt and the stop ids of the request.
         """
         self._in_flight.require_none("fork before or after")
-        check_num_forks(n)
+        n = checked_num_forks(n)
         entry = self._entries.get(request_id)
         if entry is None or entry.group is not None:
             kind = "asks for several answers" if request_id in self else "is not running"
