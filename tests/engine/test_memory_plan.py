@@ -15,11 +15,12 @@ import torch
 
 from pagedkv.config import EngineConfig
 from pagedkv.engine import memory_plan
+from pagedkv.engine.largest_step import run_largest_step
 from pagedkv.engine.live_memory import LiveMemory
 from pagedkv.engine.loaded_model import describe
 from pagedkv.engine.memory_plan import log_prediction, predict
 from pagedkv.engine.step_graphs import sizes_for, token_sizes_for
-from pagedkv.models import ModelConfig, random_model
+from pagedkv.models import ModelConfig, linear, random_model
 from pagedkv.records import MemoryPlan
 
 CONFIG: dict[str, object] = {
@@ -115,7 +116,49 @@ def test_a_cpu_has_no_graphs_and_a_pool_by_options_alone() -> None:
     one = predict(config, read, torch.bfloat16, gpu_bytes=None)
     assert (one.graphs_bytes, one.libraries_bytes) == (0, 0)
     assert one.num_blocks == 16 * 512 // 16
-    assert (one.weights_bytes, one.step_bytes) == (plan().weights_bytes, plan().step_bytes)
+    assert one.weights_bytes == plan().weights_bytes
+    # Norms are folded on a GPU alone: here what a layer is given stays beside its normed sum.
+    assert one.step_bytes > plan().step_bytes
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_predicted_of_a_cpu_is_what_is_used(
+    dtype: torch.dtype, is_tied: bool, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed weights, which torch does not count, are plain copies here."""
+    monkeypatch.setattr(linear, "can_pack", lambda dtype, device: packs and device.type == "cpu")
+    monkeypatch.setattr(
+        linear, "packed_product", lambda weight, bias: linear.plain_product(weight.clone(), bias)
+    )
+    described = {**CONFIG, "tie_word_embeddings": is_tied}
+    config = EngineConfig.from_options("m", max_num_seqs=16, max_num_batched_tokens=256)
+    predicted = predict(config, described, dtype, gpu_bytes=None)
+    with LiveMemory("cpu") as memory:
+        model = random_model(described, dtype=dtype, device="cpu")
+    assert predicted.weights_bytes == memory.now
+    # A head that shares the embedding's table, which stays as it is, has a packed copy.
+    table = 1000 * 256 * dtype.itemsize
+    apart = predict(config, CONFIG, dtype, gpu_bytes=None).weights_bytes
+    assert apart - predicted.weights_bytes == (table if is_tied and not packs else 0)
+    loaded = describe(model, dtype, torch.device("cpu"), max_model_len=None)
+    with LiveMemory("cpu") as memory:
+        run_largest_step(loaded, config)
+    assert predicted.step_bytes == memory.peak
+
+
+@pytest.mark.skipif(
+    not linear.can_pack(torch.float32, torch.device("cpu")), reason="torch has no oneDNN here"
+)
+def test_a_packed_weight_is_as_large_as_it_was() -> None:
+    packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(1024, 256))
+    assert torch.ops.mkldnn._nbytes(packed) == 1024 * 256 * 4
+    x = torch.ones(2, 256, device="meta")
+    with LiveMemory("meta") as memory:
+        product = linear.packed_product(torch.empty(1024, 256, device="meta"), None)
+    assert memory.now == 1024 * 256 * 4
+    assert product(x).shape == (2, 1024)
 
 
 def test_a_prediction_imports_no_compiler() -> None:

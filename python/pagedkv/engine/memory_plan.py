@@ -61,8 +61,11 @@ def predict(
     weights, 0.72 GiB for a step of 8,192 tokens, and a pool of 108.19 GiB.
     """
     resident = LiveMemory("meta")
+    runs_on = "cpu" if gpu_bytes is None else "cuda"
     with resident:
-        model = shape_model(model_config, dtype=dtype, max_model_len=config.max_model_len)
+        model = shape_model(
+            model_config, dtype=dtype, runs_on=runs_on, max_model_len=config.max_model_len
+        )
     weights = resident.now
     loaded = describe(model, dtype, torch.device("meta"), max_model_len=config.max_model_len)
     step = _peak_bytes(loaded, config, config.scheduler.max_num_batched_tokens)

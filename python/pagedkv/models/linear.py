@@ -65,7 +65,11 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def packed_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """x [n, in] -> x @ weight.T + bias [n, out], on a reordered copy of weight [out, in]."""
+    """x [n, in] -> x @ weight.T + bias [n, out], on a reordered copy of weight [out, in]. On the
+    meta device a plain copy, as large but for oneDNN's padding of odd shapes.
+    """
+    if weight.is_meta:
+        return plain_product(weight.clone(), bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     product = torch.ops.mkldnn._linear_pointwise.default
 
@@ -121,7 +125,7 @@ class Linear:
             if self._max_streamed_rows:
                 self._streamed = matrix
 
-        make = packed_product if can_pack(parameters.dtype, parameters.device) else plain_product
+        make = packed_product if can_pack(parameters.dtype, parameters.runs_on) else plain_product
         parameters.when_loaded(prepare)
 
     def streams(self, num_rows: int) -> bool:

@@ -76,13 +76,16 @@ def shape_model(
     config: Mapping[str, object] | ModelConfig,
     *,
     dtype: torch.dtype,
+    runs_on: torch.device | str = "cuda",
     max_model_len: int | None = None,
 ) -> CausalLM:
     """The model that config describes on the meta device: it computes shapes, takes no memory, and
     shows what one with weights would take. Arguments and errors: as load_model; config may have
-    been read already.
+    been read already. runs_on: the device that it stands for, which need not be there: on another
+    one a model has another form.
     """
-    model, parameters = _build(config, dtype, torch.device("meta"), max_model_len)
+    meta = torch.device("meta")
+    model, parameters = _build(config, dtype, meta, max_model_len, torch.device(runs_on))
     parameters.leave_empty()
     parameters.finish()
     return model
@@ -105,8 +108,7 @@ def count_weights(config: ModelConfig) -> int:
 
 def folds_norms(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether norms are folded into the products behind them. These are of sums that are not normed
-    then: their numbers may be beyond fp16. On a CPU nothing is won. The meta device stands for a
-    GPU.
+    then: their numbers may be beyond fp16. On a CPU nothing is won.
     """
     return dtype == torch.bfloat16 and device.type != "cpu"
 
@@ -116,8 +118,10 @@ def _build(
     dtype: torch.dtype,
     device: torch.device,
     max_model_len: int | None,
+    runs_on: torch.device | None = None,
 ) -> tuple[CausalLM, Parameters]:
     """The model, and its parameters to be filled."""
+    runs_on = runs_on or device
     if isinstance(config, ModelConfig):
         shape, family = config, family_of_architecture(config.architecture)
     else:
@@ -130,7 +134,8 @@ def _build(
         device=device,
         rank=0,
         num_ranks=1,
-        folds_norms=folds_norms(dtype, device),
+        runs_on=runs_on,
+        folds_norms=folds_norms(dtype, runs_on),
     )
     return family.build(shape, parameters, _max_model_len(shape, max_model_len)), parameters
 

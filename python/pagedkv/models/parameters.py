@@ -186,8 +186,10 @@ class Parameter:
 
 
 class Parameters:
-    """All parameters of a model on one rank, by the checkpoint names of their pieces. folds_norms:
-    whether models that can do so multiply the weights of norms into the products behind them.
+    """All parameters of a model on one rank, by the checkpoint names of their pieces. runs_on: the
+    device whose form of a model they are brought into: device itself, unless that is meta.
+    folds_norms: whether models that can do so multiply the weights of norms into the products
+    behind them.
     """
 
     def __init__(
@@ -197,10 +199,12 @@ class Parameters:
         device: torch.device,
         rank: int,
         num_ranks: int,
+        runs_on: torch.device | None = None,
         folds_norms: bool = False,
     ) -> None:
         self.dtype = dtype
         self.device = device
+        self.runs_on = runs_on or device
         self.folds_norms = folds_norms
         self._rank = rank
         self._num_ranks = num_ranks
