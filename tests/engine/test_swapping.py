@@ -157,6 +157,32 @@ def test_the_automatic_choice_is_the_faster_way(
     assert wrong == []
 
 
+@pytest.mark.parametrize("slower", [1.5, 3.0])
+@pytest.mark.parametrize("bytes_per_token", MEASURED)
+def test_on_a_machine_that_became_slower_a_choice_costs_less_than_that_factor(
+    bytes_per_token: int, slower: float
+) -> None:
+    swap, recompute = MEASURED[bytes_per_token]
+    meter = RateMeter()
+    for factor in (1.0, *[slower] * 20):
+        for k, length in enumerate(LENGTHS):
+            meter.prefilled(length, factor * recompute[k] / 1e6)
+            meter.swapped(2 * length * bytes_per_token, swap[k] / 1e6)
+    shown = max(LENGTHS[k] / recompute[k] * 1e6 for k in range(len(LENGTHS)))
+    assert shown / slower < meter.rates.prefill_tokens_per_s <= shown
+    for length, swap_us, fast_us in zip(LENGTHS, swap, recompute, strict=True):
+        choice = choose(
+            "auto",
+            num_blocks=length // 16,
+            num_cpu_free=length // 16,
+            num_tokens=length,
+            bytes_per_block=16 * bytes_per_token,
+            rates=meter.rates,
+        )
+        costs = (slower * fast_us, swap_us)
+        assert costs[choice.swaps] < slower * min(costs)
+
+
 def test_swap_space_is_counted_in_whole_blocks() -> None:
     shape = CacheShape(num_layers=2, num_kv_heads=4, head_dim=8, dtype=torch.float32)
     block_bytes = 2 * 2 * 4 * 8 * 4 * 16
