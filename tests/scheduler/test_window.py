@@ -137,3 +137,36 @@ def test_without_a_window_nothing_is_freed_before_the_end() -> None:
         if simulation.scheduler.has_work:
             assert simulation.manager.num_freed_blocks(seq_id_of(simulation, "a")) == 0
     simulation.check_outcome()
+
+
+def test_reserved_requests_stay_while_one_on_the_cpu_holds_blocks_of_the_pool() -> None:
+    """a goes on from what it shares with its fork, which alone holds that then."""
+    simulation = windowed(
+        num_blocks=12, block_size=1, window=4, num_cpu_blocks=40, preemption_mode="swap",
+        max_num_batched_tokens=4, max_num_seqs=4, enable_prefix_caching=False,
+    )  # fmt: skip
+    for name, num_steps in (("a", 2), ("b", 4)):
+        simulation.add(make_request(name, prompt_of(4, ord(name)), 30))
+        for _ in range(num_steps):
+            simulation.step()
+    simulation.fork("a", 1)
+    simulation.step()
+    scheduler = simulation.scheduler
+    fork = scheduler._entries["a-1"]
+    assert fork.slot is not None
+    scheduler._preemption.preempt_alone(fork.slot, 0, 0, scheduler._num_steps, "in the test")
+    assert (simulation.manager.block_table(fork.seq_id) >= 0).sum() == 2
+    for name in "ab":  # as after preemptions: together they may need the whole pool
+        entry = scheduler._entries[name]
+        entry.is_reserved = True
+        scheduler.slots.worst_blocks[entry.slot] = 6
+    simulation.run_all()
+    simulation.check_outcome()
+    assert {name: simulation.finished[name].num_preemptions for name in ("a", "b", "a-1")} == {
+        "a": 0,
+        "b": 0,
+        "a-1": 1,
+    }
+    assert "swapped-out blocks are given up since what they share fills the pool" in (
+        scheduler.log.explain("a-1")[0].text
+    )
