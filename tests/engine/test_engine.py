@@ -13,7 +13,7 @@ import torch
 from fake_model import EOS_ID, hash_of, logits_of, make_engine
 from harness import GREEDY, answer, fake_of, greedy_by_hand, run
 
-from pagedkv.sampling import RowTensors, SlotParams, choose
+from pagedkv.sampling import RowTensors, SlotParams, choose, philox4x32
 from pagedkv.sampling_params import SamplingParams
 
 PROMPTS = ["hello there", "x", "a" * 50, "shared prefix of two: one", "shared prefix of two: two"]
@@ -135,6 +135,19 @@ def test_requests_without_a_seed_differ_unless_the_engine_has_one(tokenizer_fold
     assert texts(seed=5) == first
     assert texts(seed=6) != first
     assert texts() != texts()
+
+
+def test_the_kth_request_without_a_seed_has_the_kth_seed_of_the_engine(
+    tokenizer_folder: Path,
+) -> None:
+    engine = make_engine(tokenizer_folder, seed=2**40 + 5)
+    seeds = [engine.make_request("a", [1], SamplingParams()).seed for _ in range(130)]
+    key = tuple(np.array([word], dtype=np.uint64) for word in (5, 2**8))
+    for k in (0, 1, 63, 64, 129):
+        counter = tuple(np.array([word], dtype=np.uint64) for word in (k, 0, 0, 1))
+        low, high, _, _ = philox4x32(counter, key)
+        assert seeds[k] == int(high[0]) << 32 | int(low[0])
+    assert engine.make_request("a", [1], SamplingParams(seed=7)).seed == 7
 
 
 def test_padding_rows_of_the_embedding_are_never_sampled(tokenizer_folder: Path) -> None:

@@ -5,9 +5,10 @@ nothing, so that a bad prompt in a list is refused before any of the list runs.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pagedkv.sampling_params import SamplingParams
 from pagedkv.text import Tokenizer
 
 MAX_CACHE_SALT_LEN = 256  # bytes
+_SEEDS_AT_ONCE = 64  # which take no longer than one
 
 Prompt = str | Sequence[int] | NDArray[np.integer]
 
@@ -44,8 +46,7 @@ class RequestBuilder:
         self._sampled_vocab_size = sampled_vocab_size
         self._max_model_len = max_model_len
         self._num_cache_tokens = num_cache_tokens
-        self._seed = seed
-        self._num_seeds = 0
+        self._seeds = _seeds(seed)
 
     def build(
         self,
@@ -78,7 +79,7 @@ class RequestBuilder:
             max_tokens=self._max_tokens(request_id, token_ids.size, params),
             stop_token_ids=self._stop_ids(params),
             sampling_params=params,
-            seed=self._next_seed() if params.seed is None else params.seed,
+            seed=next(self._seeds) if params.seed is None else params.seed,
             prompt=prompt if isinstance(prompt, str) else prompt_text,
             # A prefix that was found would not be computed, and so have no log-probabilities.
             cache_salt=cache_salt if params.prompt_logprobs is None else secrets.token_hex(16),
@@ -210,17 +211,18 @@ class RequestBuilder:
         # the pool's numbers.
         return max(1, min(room, self._num_cache_tokens + 1 - prompt_len))
 
-    def _next_seed(self) -> int:
-        """For a request without a seed: random, or the next of the engine's own sequence."""
-        if self._seed is None:
-            return secrets.randbits(64)
-        words = [self._num_seeds, 0, 0, 1]  # the last word sets these apart from draws of tokens
-        self._num_seeds += 1
-        low, high, _, _ = philox4x32(
-            tuple(np.array([word], dtype=np.uint64) for word in words),
-            tuple(np.array([word], dtype=np.uint64) for word in divmod(self._seed, 2**32)[::-1]),
-        )
-        return int(high[0]) << 32 | int(low[0])
+
+def _seeds(seed: int | None) -> Iterator[int]:
+    """For requests without a seed: random ones, or the engine's own sequence."""
+    while seed is None:
+        yield secrets.randbits(64)
+    zeros = np.zeros(_SEEDS_AT_ONCE, dtype=np.uint64)
+    key = tuple(zeros + np.uint64(word) for word in divmod(seed, 2**32)[::-1])
+    for first in itertools.count(0, _SEEDS_AT_ONCE):
+        counter = np.arange(first, first + _SEEDS_AT_ONCE, dtype=np.uint64)
+        # The last word sets these apart from draws of tokens.
+        low, high, _, _ = philox4x32((counter, zeros, zeros, zeros + np.uint64(1)), key)
+        yield from (high << np.uint64(32) | low).tolist()
 
 
 def check_cache_salt(request_id: str, salt: str | None) -> None:
