@@ -129,6 +129,18 @@ def test_who_sat_out_goes_on_if_a_request_ends_meanwhile() -> None:
     assert not ahead.preempted
 
 
+def test_nobody_sits_out_for_blocks_that_an_end_gives_back() -> None:
+    """The pool is full when a ends with 5 of its 15 blocks, and the others want one each then."""
+    one = crowded("", num_blocks=15)
+    for name, max_tokens in (("a", 8), ("b", 12), ("c", 12)):
+        one.add(make_request(name, prompt_of(12, ord(name)), max_tokens))
+    steps, _ = run_to_the_end(one)
+    one.check_outcome()
+    assert one.num_preempted == 0
+    last = max(k for k, step in enumerate(steps) if 0 in step.slots)
+    assert sorted(steps[last + 1].slots.tolist()) == [1, 2]
+
+
 def test_pinned_blocks_go_before_anybody_has_to() -> None:
     one = crowded("", num_blocks=24)
     kept = make_request("kept", prompt_of(12, 1), 1)
