@@ -73,6 +73,18 @@ def test_few_rows_are_streamed_with_the_same_weights(
 
 
 @pytest.mark.parametrize("streamed_rows", [0, 12])
+@pytest.mark.parametrize("name", ["smollm", "qwen3"])
+@pytest.mark.usefixtures("norms")
+def test_the_scales_of_rows_have_the_epsilon_of_their_norm(
+    name: str, streamed_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "streamed_rows", lambda *_: streamed_rows)
+    reference = tiny_family(name, rms_norm_eps=0.5)  # as large as the squares, so that it counts
+    logits = paged(saved(reference, tmp_path)).logits(1, IDS, CHUNKS)
+    torch.testing.assert_close(logits, reference_logits(reference, IDS), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("streamed_rows", [0, 12])
 @pytest.mark.parametrize("hidden_act", ["gelu", "gelu_pytorch_tanh"])
 def test_other_activations_finish_their_products_too(
     hidden_act: str, streamed_rows: int, tmp_path: Path, norms: list[str], monkeypatch
