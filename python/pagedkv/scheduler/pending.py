@@ -1,5 +1,6 @@
 """Prefixes that the step being built computes but cannot offer yet: a request that would compute
-most of them again waits until that step ends, and then finds them in the prefix cache.
+most of them again waits for the next step, which is planned when this one is on its way, and then
+finds them in the prefix cache.
 
 Lives for one schedule(). Decides nothing about blocks.
 """
