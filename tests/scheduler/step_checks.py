@@ -75,8 +75,9 @@ def check_explained(simulation: Simulation, slots: list[int]) -> None:
         slot = entry.slot
         if slot in slots or (slot is not None and table.num_tokens[slot] == table.max_len[slot]):
             continue
-        (told,) = log.explain(name)
-        last = [one for one in told.decisions if one.kind not in ("evicted", "dropped")][-1]
-        kinds = ("waits", "queued", "forked", "preempted", "swap_dropped")
-        assert last.kind in (kinds if slot is None else ("waits",)), told.text
-        assert last.last_step == log.step, f"{name} in step {log.step}: {told.text}"
+        note = log._last_note(name)
+        assert note is not None, name
+        is_told = note.leaves_in_queue
+        if slot is not None:
+            is_told = note.kind == "waits" and not is_told and note.last_step == log.step
+        assert is_told, f"{name} in step {log.step}: {log.explain(name)[0].text}"
