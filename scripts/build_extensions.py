@@ -133,7 +133,7 @@ def _cuda_extension() -> Extension:
         extra_compile_args={
             "cxx": CXX_FLAGS,
             "nvcc": [
-                "-O3",
+                "-O1",  # of the launchers, which are host code; kernels have their own level, 3
                 "-std=c++20",
                 STABLE_ABI,
                 "--expt-relaxed-constexpr",

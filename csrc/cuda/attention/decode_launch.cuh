@@ -1,9 +1,6 @@
 // The launch of the decode instantiations. Each file of decode_instances/ defines some of them.
 #pragma once
 
-#include <algorithm>
-#include <numeric>
-
 #include "cuda/attention/decode_kernel.cuh"
 #include "cuda/attention/decode_merge.h"
 #include "cuda/attention/decode_small_kernel.cuh"
@@ -19,8 +16,7 @@ DecodeSetup decode_setup(const PagedAttentionParams& params, int64_t blocks, int
                          bool hopper) {
   const ConstKvCache& cache = params.cache;
   DecodeSetup setup{};
-  setup.box_rows =
-      static_cast<int>(std::gcd<int64_t, int64_t>(cache.block_size, Traits::kUnitKeys));
+  setup.box_rows = map_box_rows(cache, Traits::kUnitKeys);
   // The columns of one box lie together, which suits a box of all keys of a unit.
   const bool whole_columns =
       cache.head_dim % Traits::kColumnElements == 0 && setup.box_rows == Traits::kUnitKeys;
@@ -30,7 +26,7 @@ DecodeSetup decode_setup(const PagedAttentionParams& params, int64_t blocks, int
   setup.block_spans = Reciprocal::of(cache.block_size / 8);
   setup.blocks = Reciprocal::of(blocks);
   setup.ranges = Reciprocal::of(warps);
-  setup.window = static_cast<int>(std::min<int64_t>(params.window, INT32_MAX / 2));
+  setup.window = static_cast<int>(min(params.window, int64_t{INT32_MAX / 2}));
   setup.logit_factor =
       params.soft_cap > 0.0f ? params.scale / params.soft_cap : params.scale * kLog2E;
   if (hopper) {
@@ -71,11 +67,7 @@ void launch_decode_on(const PagedAttentionParams& params, cudaStream_t stream) {
   const int blocks = params.decode_multiprocessors > 0
                          ? static_cast<int>(params.decode_multiprocessors)
                          : num_multiprocessors();
-  const int64_t needed = params.num_splits == 0 ? RangeStates<Traits>::bytes(blocks) : 0;
-  if (needed > params.workspace_bytes) {
-    throw std::runtime_error("pagedkv: decode needs a workspace of " + std::to_string(needed) +
-                             " bytes, got " + std::to_string(params.workspace_bytes));
-  }
+  check_decode_workspace(params, params.num_splits == 0 ? RangeStates<Traits>::bytes(blocks) : 0);
   start_decode(decode_attention_kernel<T, C, kDim, kRowTiles>, blocks, Traits::kAllThreads,
                Traits::kSharedBytes, kHopper, params,
                decode_setup<Traits, C>(params, blocks,

@@ -8,7 +8,6 @@
 
 #include <cuda_fp16.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -47,8 +46,9 @@ struct DecodeTraits {
   static constexpr int kQueryBytes = kRows * kQueryPitch;
   // Deep rings do not pay: what waits in the memory's queues delays everything else.
   static constexpr int kStateBytes = kRows * kDim * 4 + kRows * 8 * (kDim / 16);
-  static constexpr int kStages = std::min(
-      6, ((kHopper ? 210 : 96) * 1024 / kWarps - kStateBytes) / (kStageBytes + kQueryBytes));
+  static constexpr int kMaxStages =
+      ((kHopper ? 210 : 96) * 1024 / kWarps - kStateBytes) / (kStageBytes + kQueryBytes);
+  static constexpr int kStages = kMaxStages < 6 ? kMaxStages : 6;
   static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
   static constexpr int kStatesBegin = kRingBytes + kWarps * kStages * kQueryBytes;
   static constexpr int kSharedBytes = kStatesBegin + kWarps * kStateBytes;

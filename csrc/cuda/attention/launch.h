@@ -32,6 +32,9 @@ void with_padded_head_dim(int64_t head_dim, const Launch& launch) {
 // Sequences of at most kMaxDecodeRows packed rows. Writes their rows of out and lse.
 void launch_decode_attention(const PagedAttentionParams& params, cudaStream_t stream);
 
+// Throws if decode needs more of the caller's workspace than there is.
+void check_decode_workspace(const PagedAttentionParams& params, int64_t needed_bytes);
+
 // The prefixes that sequences share (prefix_groups.cuh), behind launch_decode_attention, which has
 // attended to their other keys: adds them to these rows of out and lse, which is not null.
 void launch_prefix_attention(const PagedAttentionParams& params, cudaStream_t stream);

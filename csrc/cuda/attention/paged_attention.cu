@@ -14,7 +14,7 @@ namespace {
 // fast as all; the other kernel starts on the others, and goes on on decode's as they become free,
 // so the share need not follow how much there is of each. Measured:
 // benchmarks/results/2026-11-29-mixed-steps.md, 2026-11-30-prefix2048-attempts.md.
-int64_t decode_share() { return std::max(1, num_multiprocessors() / 2); }
+int64_t decode_share() { return max(1, num_multiprocessors() / 2); }
 
 }  // namespace
 

@@ -25,6 +25,16 @@ struct PrefillTraits : UnitTraits<T, C, kHeadDim, (kHeadDim > 128 ? 32 : 64)> {
   static constexpr int kSharedBytes = kStages * Unit::kStageBytes;
 };
 
+// Whether the wgmma kernel takes these operands wherever this code runs: code for 9.0a runs on
+// devices of 9.0 alone, where has_prefill_wgmma() holds for them. A kernel of them has no body.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool kCompiledForWgmma = true;
+#else
+constexpr bool kCompiledForWgmma = false;
+#endif
+template <class T, class C, int kDim>
+constexpr bool kLeftToWgmma = kCompiledForWgmma && std::is_same_v<T, C> && kDim <= 128;
+
 // The block's copies of tiles of keys and values. A thread copies the same rows of every tile and
 // reads their table entries one tile ahead.
 template <class Traits, class C>
@@ -156,22 +166,26 @@ __device__ void multiply_part(const PagedAttentionParams& params, const TilePart
 template <class T, class C, int kDim>
 __global__ void __launch_bounds__(PrefillTraits<T, C, kDim>::kThreads, 1)
     prefill_mma_kernel(const __grid_constant__ PagedAttentionParams params) {
-  using Traits = PrefillTraits<T, C, kDim>;
-  extern __shared__ __align__(128) char ring[];
-  __shared__ int64_t scratch[Traits::kThreads / 32 + 4];
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int group = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
-  TilePart part{};
-  if (!plan_prefill_tile<Traits::kThreads, Traits::kRows, Traits::kUnitKeys>(params, scratch,
-                                                                             part)) {
-    return;
+  if constexpr (kLeftToWgmma<T, C, kDim>) {
+    __trap();
+  } else {
+    using Traits = PrefillTraits<T, C, kDim>;
+    extern __shared__ __align__(128) char ring[];
+    __shared__ int64_t scratch[Traits::kThreads / 32 + 4];
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int group = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
+    TilePart part{};
+    if (!plan_prefill_tile<Traits::kThreads, Traits::kRows, Traits::kUnitKeys>(params, scratch,
+                                                                               part)) {
+      return;
+    }
+    multiply_part<Traits, T, C>(
+        params, part, ring, group,
+        [&](const TilePart& mine) { return tile_rows(params, mine, group, lane); },
+        [&](const TilePart& mine, OnlineSoftmax& softmax, const float (&out)[Traits::kDim / 8][4]) {
+          write_rows<Traits, T>(params, mine, group, softmax, out, lane);
+        });
   }
-  multiply_part<Traits, T, C>(
-      params, part, ring, group,
-      [&](const TilePart& mine) { return tile_rows(params, mine, group, lane); },
-      [&](const TilePart& mine, OnlineSoftmax& softmax, const float (&out)[Traits::kDim / 8][4]) {
-        write_rows<Traits, T>(params, mine, group, softmax, out, lane);
-      });
 }
 
 }  // namespace pagedkv::cuda

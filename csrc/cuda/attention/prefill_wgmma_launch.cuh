@@ -1,8 +1,6 @@
 // The launch of one wgmma prefill instantiation, and the tensor maps that its copies need.
 #pragma once
 
-#include <numeric>
-
 #include "cuda/attention/prefill_wgmma_kernel.cuh"
 #include "cuda/attention/prefill_work.cuh"
 #include "cuda/attention/tensor_map.h"
@@ -11,20 +9,6 @@
 #include "pagedkv/kernels/cuda_launchers.h"
 
 namespace pagedkv::cuda {
-
-// Boxes of 64 columns and box_rows tokens of one head of one block; columns past head_dim read as
-// 0.
-inline CUtensorMap cache_map(const void* data, const ConstKvCache& cache, int64_t stride_block,
-                             int64_t stride_head, int64_t stride_token, int box_rows) {
-  constexpr uint64_t kElement = 2;
-  const cuuint64_t sizes[] = {
-      static_cast<cuuint64_t>(cache.head_dim), static_cast<cuuint64_t>(cache.block_size),
-      static_cast<cuuint64_t>(cache.num_kv_heads), static_cast<cuuint64_t>(cache.num_blocks)};
-  const cuuint64_t strides[] = {stride_token * kElement, stride_head * kElement,
-                                stride_block * kElement};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};
-  return encode_map<4>(data, cache, kElement, sizes, strides, box);
-}
 
 // What the kernel's copies need of the cache.
 struct CacheMaps {
@@ -35,7 +19,7 @@ struct CacheMaps {
 
 template <class Traits>
 CacheMaps cache_maps(const ConstKvCache& cache) {
-  const int rows = static_cast<int>(std::gcd<int64_t, int64_t>(cache.block_size, Traits::kKeys));
+  const int rows = map_box_rows(cache, Traits::kKeys);
   return {cache_map(cache.key, cache, cache.key_stride_block, cache.key_stride_head,
                     cache.key_stride_token, rows),
           cache_map(cache.value, cache, cache.value_stride_block, cache.value_stride_head,
@@ -68,8 +52,7 @@ void launch_prefill_wgmma(const PagedAttentionParams& params, cudaStream_t strea
                                   Traits::kSharedBytes),
              "paged_attention (prefill): shared memory");
   unsigned* counter = tile_counter(params);
-  const int64_t blocks =
-      std::min<int64_t>(num_multiprocessors(), prefill_blocks(params, Traits::kRows));
+  const int64_t blocks = min(int64_t{num_multiprocessors()}, prefill_blocks(params, Traits::kRows));
   const dim3 grid(grid_size(blocks));
   if (counter == nullptr) {
     kernel<<<grid, Traits::kThreads, Traits::kSharedBytes, stream>>>(params, maps.key, maps.value,

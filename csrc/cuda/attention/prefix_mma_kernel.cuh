@@ -17,26 +17,31 @@ namespace pagedkv::cuda {
 template <class T, class C, int kDim>
 __global__ void __launch_bounds__(PrefillTraits<T, C, kDim>::kThreads, 1)
     prefix_mma_kernel(const __grid_constant__ PagedAttentionParams params) {
-  using Traits = PrefillTraits<T, C, kDim>;
-  static_assert(Traits::kRows == kPrefixTileRows);
-  extern __shared__ __align__(128) char ring[];
-  __shared__ PrefixPlanScratch<Traits::kThreads> scratch;
-  allow_next_kernel();
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int group = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
-  auto cursor = plan_prefix<Traits::kThreads, Traits::kRows, Traits::kUnitKeys>(params, scratch);
-  TilePart part;
-  while (cursor.next(part)) {
-    __syncthreads();  // nobody reads the part before it any more
-    multiply_part<Traits, T, C>(
-        params, part, ring, group,
-        [&](const TilePart& mine) { return prefix_tile_rows(params, mine, group, lane); },
-        [&](const TilePart& mine, OnlineSoftmax& softmax, float (&out)[Traits::kDim / 8][4]) {
-          finish_prefix_rows<Traits, T>(params, part, (mine.first_row - part.first_row) / kTileRows,
-                                        group, softmax, out, lane);
-        });
+  if constexpr (kLeftToWgmma<T, C, kDim>) {
+    __trap();
+  } else {
+    using Traits = PrefillTraits<T, C, kDim>;
+    static_assert(Traits::kRows == kPrefixTileRows);
+    extern __shared__ __align__(128) char ring[];
+    __shared__ PrefixPlanScratch<Traits::kThreads> scratch;
+    allow_next_kernel();
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int group = static_cast<int>(params.num_heads / params.cache.num_kv_heads);
+    auto cursor = plan_prefix<Traits::kThreads, Traits::kRows, Traits::kUnitKeys>(params, scratch);
+    TilePart part;
+    while (cursor.next(part)) {
+      __syncthreads();  // nobody reads the part before it any more
+      multiply_part<Traits, T, C>(
+          params, part, ring, group,
+          [&](const TilePart& mine) { return prefix_tile_rows(params, mine, group, lane); },
+          [&](const TilePart& mine, OnlineSoftmax& softmax, float (&out)[Traits::kDim / 8][4]) {
+            finish_prefix_rows<Traits, T>(params, part,
+                                          (mine.first_row - part.first_row) / kTileRows, group,
+                                          softmax, out, lane);
+          });
+    }
+    wait_previous_kernel();  // who comes next in the stream waits for this kernel only
   }
-  wait_previous_kernel();  // who comes next in the stream waits for this kernel only
 }
 
 }  // namespace pagedkv::cuda

@@ -3,79 +3,29 @@
 
 #include <cuda.h>
 
-#include <algorithm>
-#include <stdexcept>
-#include <string>
-
 #include "cuda/device/launch.h"
 #include "pagedkv/kernels/attention_params.h"
 
 namespace pagedkv::cuda {
 
 // cuTensorMapEncodeTiled, found through the runtime: the driver's library is not linked.
-inline auto tensor_map_encoder() {
-  using Encoder = decltype(&cuTensorMapEncodeTiled);
-  static const Encoder encoder = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                cudaEnableDefault, &result),
-               "cuTensorMapEncodeTiled");
-    if (result != cudaDriverEntryPointSuccess) {
-      throw std::runtime_error("pagedkv: the driver has no cuTensorMapEncodeTiled");
-    }
-    return reinterpret_cast<Encoder>(function);
-  }();
-  return encoder;
-}
+decltype(&cuTensorMapEncodeTiled) tensor_map_encoder();
 
-// The map of a cache's keys or values: sizes and strides as the driver wants them (strides in
-// bytes, of all dimensions but the first), boxes swizzled by 128 bytes. Bits are moved as they are:
-// types of one size travel as one.
-template <int kRank>
-CUtensorMap encode_map(const void* data, const ConstKvCache& cache, uint64_t element_bytes,
-                       const cuuint64_t (&sizes)[kRank], const cuuint64_t (&strides)[kRank - 1],
-                       const cuuint32_t (&box)[kRank]) {
-  const auto type =
-      element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
-  cuuint32_t steps[kRank];
-  std::fill(steps, steps + kRank, 1u);
-  CUtensorMap map{};
-  const CUresult status =
-      tensor_map_encoder()(&map, type, kRank, const_cast<void*>(data), sizes, strides, box, steps,
-                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) {
-    std::string wanted;
-    for (const cuuint64_t stride : strides) wanted += " " + std::to_string(stride);
-    throw std::runtime_error("pagedkv: no tensor map for a cache of " +
-                             std::to_string(cache.num_blocks) + " blocks, strides of" + wanted +
-                             " bytes: CUDA driver error " +
-                             std::to_string(static_cast<int>(status)));
-  }
-  return map;
-}
+// Keys of a box of a kernel that takes `keys` at a time: divides both them and block_size.
+int map_box_rows(const ConstKvCache& cache, int keys);
+
+// Boxes of 64 columns and box_rows tokens of one head of one block; columns past head_dim read as
+// 0. Of 16-bit elements; strides in elements.
+CUtensorMap cache_map(const void* data, const ConstKvCache& cache, int64_t stride_block,
+                      int64_t stride_head, int64_t stride_token, int box_rows);
 
 // Boxes of box_rows tokens of one head of one block, cut in columns of 128 bytes, each column
 // [box_rows, 128 bytes], swizzled. whole_columns: dimensions are (element of a column, token,
 // column, head, block) and a box has all columns, which head_dim must fill; else (element, token,
 // 1, head, block), a box has one column, and elements past head_dim read as 0.
 // Strides in elements.
-inline CUtensorMap columns_map(const void* data, const ConstKvCache& cache, uint64_t element_bytes,
-                               int64_t stride_block, int64_t stride_head, int64_t stride_token,
-                               int box_rows, bool whole_columns) {
-  constexpr cuuint64_t kColumnBytes = 128;
-  const cuuint64_t column = kColumnBytes / element_bytes;
-  const auto head_dim = static_cast<cuuint64_t>(cache.head_dim);
-  const cuuint64_t columns = whole_columns ? head_dim / column : 1;
-  const cuuint64_t sizes[] = {
-      whole_columns ? column : head_dim, static_cast<cuuint64_t>(cache.block_size), columns,
-      static_cast<cuuint64_t>(cache.num_kv_heads), static_cast<cuuint64_t>(cache.num_blocks)};
-  const cuuint64_t strides[] = {stride_token * element_bytes, kColumnBytes,
-                                stride_head * element_bytes, stride_block * element_bytes};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(column), static_cast<cuuint32_t>(box_rows),
-                            static_cast<cuuint32_t>(columns), 1, 1};
-  return encode_map<5>(data, cache, element_bytes, sizes, strides, box);
-}
+CUtensorMap columns_map(const void* data, const ConstKvCache& cache, uint64_t element_bytes,
+                        int64_t stride_block, int64_t stride_head, int64_t stride_token,
+                        int box_rows, bool whole_columns);
 
 }  // namespace pagedkv::cuda

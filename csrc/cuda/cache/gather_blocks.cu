@@ -91,7 +91,7 @@ void launch_gather_blocks(const GatherBlocksParams& params, StreamHandle stream)
           cache_aligned_to(kWide, sizeof(C), cache);
       const int64_t vecs = cache.num_kv_heads * cache.head_dim / (wide ? kWide : 1);
       const auto threads =
-          static_cast<unsigned>(std::min<int64_t>(kMaxThreads, ceil_div(vecs, 32) * 32));
+          static_cast<unsigned>(min(int64_t{kMaxThreads}, ceil_div(vecs, 32) * 32));
       const auto at = static_cast<cudaStream_t>(stream);
       const unsigned blocks = grid_size(params.num_tokens);
       if (wide) {

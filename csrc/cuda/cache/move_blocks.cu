@@ -6,6 +6,7 @@
 // argument, so the call copies nothing to the device and may be captured in a graph.
 // Instantiations: {16, 4, 1}-byte accesses x {few, many} pairs = 6.
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <unordered_set>

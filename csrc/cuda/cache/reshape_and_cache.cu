@@ -55,10 +55,9 @@ void launch_reshape_and_cache(const ReshapeAndCacheParams& params, StreamHandle 
           aligned_to(16, {params.key, params.value},
                      {params.key_stride_token * kElement, params.key_stride_head * kElement,
                       params.value_stride_token * kElement, params.value_stride_head * kElement});
-      const int64_t vecs = std::min<int64_t>(kMaxThreads, cache.head_dim / (wide ? kWide : 1));
-      const int64_t heads = std::min(cache.num_kv_heads, kMaxThreads / vecs);
-      const int64_t tokens =
-          std::max<int64_t>(1, std::min(kMinThreads / (vecs * heads), kMaxBlockDepth));
+      const int64_t vecs = min(int64_t{kMaxThreads}, cache.head_dim / (wide ? kWide : 1));
+      const int64_t heads = min(cache.num_kv_heads, kMaxThreads / vecs);
+      const int64_t tokens = max(int64_t{1}, min(kMinThreads / (vecs * heads), kMaxBlockDepth));
       const dim3 block(static_cast<unsigned>(vecs), static_cast<unsigned>(heads),
                        static_cast<unsigned>(tokens));
       launch_overlapped(

@@ -1,5 +1,6 @@
 // What every launcher needs on the host: CUDA statuses as exceptions, dispatch from an ElementType
-// to a C++ type, and whether 16-byte accesses are allowed. No kernel lives here.
+// to a C++ type, and whether 16-byte accesses are allowed. No kernel lives here. What throws is in
+// launch.cpp: nvcc reads headers three times a file, and <string> and <algorithm> are the longest.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,61 +8,25 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 
 #include "pagedkv/kernels/element_type.h"
 
 namespace pagedkv::cuda {
 
-// What a status means to a user, where CUDA's own words do not say what to do.
-inline std::string cuda_advice(cudaError_t status) {
-  if (status != cudaErrorNoKernelImageForDevice && status != cudaErrorInvalidDeviceFunction &&
-      status != cudaErrorUnsupportedPtxVersion) {
-    return "";
-  }
-  int device = 0;
-  cudaDeviceProp properties{};
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaGetDeviceProperties(&properties, device) != cudaSuccess) {
-    return "; this GPU is none of those that pagedkv was built for";
-  }
-  const std::string arch =
-      std::to_string(properties.major) + "." + std::to_string(properties.minor);
-  return std::string("; pagedkv was not built for this GPU (") + properties.name +
-         ", compute capability " + arch + "): build it with TORCH_CUDA_ARCH_LIST=" + arch +
-         (properties.major >= 9 ? "a" : "");
-}
-
-inline void check_cuda(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();  // the exception tells it: the next call of anyone must not find it again
-  throw std::runtime_error(std::string("pagedkv: ") + what + ": " + cudaGetErrorString(status) +
-                           cuda_advice(status));
-}
+// Throws what a status says and what to do about it, unless it is success.
+void check_cuda(cudaError_t status, const char* what);
 
 // After a <<<>>> launch: a bad configuration shows only here.
-inline void check_launch(const char* what) { check_cuda(cudaGetLastError(), what); }
+void check_launch(const char* what);
 
-inline int current_device() {
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  return device;
-}
+int current_device();
+int device_attribute(cudaDeviceAttr attribute, int device);
+int num_multiprocessors();  // of the current device
 
-inline int device_attribute(cudaDeviceAttr attribute, int device) {
-  int value = 0;
-  check_cuda(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute");
-  return value;
-}
-
-inline int num_multiprocessors() {
-  return device_attribute(cudaDevAttrMultiProcessorCount, current_device());
-}
+[[noreturn]] void refuse_activation_type(ElementType type);
 
 // body(std::type_identity<T>) for the activation type T.
 template <class Body>
@@ -74,8 +39,7 @@ void with_activation_type(ElementType type, const Body& body) {
     case ElementType::kFloat16:
       return body(std::type_identity<__half>{});
     default:
-      throw std::runtime_error(std::string("pagedkv: no CUDA kernel for activations of type ") +
-                               element_name(type));
+      refuse_activation_type(type);
   }
 }
 
@@ -104,14 +68,8 @@ inline bool aligned_to(int64_t bytes, std::initializer_list<const void*> pointer
   return true;
 }
 
-// Grids have at most 2^31 - 1 blocks along x.
-inline unsigned grid_size(int64_t blocks) {
-  if (blocks > INT32_MAX) {
-    throw std::runtime_error("pagedkv: a grid of " + std::to_string(blocks) +
-                             " blocks, at most 2147483647 are possible");
-  }
-  return static_cast<unsigned>(blocks);
-}
+// Grids have at most 2^31 - 1 blocks along x: throws for more.
+unsigned grid_size(int64_t blocks);
 
 constexpr int64_t kMaxBlockDepth = 64;  // threads of a block along z
 

@@ -4,7 +4,7 @@
 // them, still run alone. For .cu files only: it asks nvcc which architectures are being built.
 #pragma once
 
-#include <utility>
+#include <type_traits>
 
 #include "cuda/device/launch.h"
 #include "cuda/device/mma.cuh"
@@ -24,7 +24,10 @@ inline bool kernels_wait_inside(int device) {
   constexpr int kBuilt[] = {__CUDA_ARCH_LIST__};
   const int arch = 100 * device_attribute(cudaDevAttrComputeCapabilityMajor, device) +
                    10 * device_attribute(cudaDevAttrComputeCapabilityMinor, device);
-  return arch >= 900 && std::find(std::begin(kBuilt), std::end(kBuilt), arch) != std::end(kBuilt);
+  for (const int built : kBuilt) {
+    if (built == arch) return arch >= 900;
+  }
+  return false;
 }
 
 // Launches a kernel that waits inside: begins with begin_overlapped_kernel(), or knows better when.

@@ -4,6 +4,9 @@
 // with scales have one block each, which works out the scale while its first vectors are on their
 // way; T * hidden elements more.
 // Instantiations: 3 types x 3 activations x {16-byte, single} accesses x {plain, scaled} = 36.
+#include <stdexcept>
+#include <string>
+
 #include "cuda/device/global_store.cuh"
 #include "cuda/device/launch.h"
 #include "cuda/device/numeric.cuh"
@@ -118,7 +121,7 @@ void launch_as(const ActivationParams& params, cudaStream_t stream) {
     const int64_t vecs = params.intermediate_size / (wide ? kWide : 1);
     if (params.scales.rows != nullptr) {
       const int64_t warps = ceil_div(ceil_div(vecs, kScaledItems), 32);
-      const auto threads = static_cast<unsigned>(std::min<int64_t>(32 * warps, kScaledThreads));
+      const auto threads = static_cast<unsigned>(min(32 * warps, int64_t{kScaledThreads}));
       const auto kernel = wide ? scaled_activation_kernel<T, kActivation, kWide>
                                : scaled_activation_kernel<T, kActivation, 1>;
       kernel<<<grid_size(params.num_tokens), threads, 0, stream>>>(params);

@@ -155,7 +155,7 @@ template <class T, class Body>
 void with_row_shape(int64_t hidden_size, bool wide, const Body& body) {
   const int64_t vecs = hidden_size / kVecElements<T>;
   const auto threads_for = [](int64_t items) {
-    return static_cast<unsigned>(std::max<int64_t>(32, ceil_div(items, 32) * 32));
+    return static_cast<unsigned>(max(int64_t{32}, ceil_div(items, 32) * 32));
   };
   if (wide && vecs <= 128) return body(std::integral_constant<int, 1>{}, threads_for(vecs));
   if (wide && vecs <= 4 * kMaxThreads) {

@@ -69,7 +69,7 @@ bool rotation_fits_vectors(int64_t half, const float* table, int64_t table_strid
 template <class T>
 dim3 rotation_block(int64_t half, int64_t total_heads) {
   const int64_t vectors = half / kVecElements<T>;
-  const int64_t heads = std::min(ceil_div(total_heads, kRotationHeads), kRotationThreads / vectors);
+  const int64_t heads = min(ceil_div(total_heads, kRotationHeads), kRotationThreads / vectors);
   return dim3(static_cast<unsigned>(vectors), static_cast<unsigned>(heads));
 }
 

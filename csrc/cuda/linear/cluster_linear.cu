@@ -1,5 +1,9 @@
 // The launch of streamed_linear in clusters: how many blocks share a row. Instantiations: 2 types x
 // 5 numbers of rows.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
 #include "cuda/attention/tensor_map.h"
 #include "cuda/device/overlapped_launch.cuh"
 #include "cuda/linear/cluster_linear.h"

@@ -5,8 +5,6 @@
 // product, then the lanes are summed. Instantiations: 3 types.
 #pragma once
 
-#include <algorithm>
-
 #include "cuda/device/launch.h"
 #include "cuda/device/numeric.cuh"
 #include "pagedkv/kernels/linear_params.h"
@@ -69,7 +67,7 @@ void launch_plain_linear(const StreamedLinearParams& params, cudaStream_t stream
   const bool gated = params.epilogue == LinearEpilogue::kSiluAndMul;
   const int64_t columns = gated ? params.out_features / 2 : params.out_features;
   const dim3 grid(grid_size(ceil_div(columns, kPlainLinearWarps)),
-                  static_cast<unsigned>(std::min<int64_t>(params.num_tokens, kMaxGridY)));
+                  static_cast<unsigned>(min(params.num_tokens, int64_t{kMaxGridY})));
   plain_linear_kernel<T><<<grid, kPlainLinearWarps * 32, 0, stream>>>(params);
   check_launch("streamed_linear");
 }

@@ -1,5 +1,9 @@
 // The launch of streamed_linear: how the input and the ring share a multiprocessor's memory.
 // Instantiations: 2 types of the stream, 3 of the plain kernel.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
 #include "cuda/attention/tensor_map.h"
 #include "cuda/device/overlapped_launch.cuh"
 #include "cuda/linear/cluster_linear.h"

@@ -54,7 +54,7 @@ void launch_scan_logits(const LogitRows& rows, const float* inverse_temperatures
   // As many turns as still leave work for all multiprocessors.
   const int64_t enough = kBlocksPerMultiprocessor * num_multiprocessors();
   const int64_t most = rows.num_rows * ceil_div(rows.num_chunks, kWarps);
-  const auto turns = static_cast<int>(std::clamp<int64_t>(most / enough, 1, kMostTurns));
+  const auto turns = static_cast<int>(min(max(most / enough, int64_t{1}), int64_t{kMostTurns}));
   const dim3 grid(grid_size(rows.num_rows),
                   static_cast<unsigned>(ceil_div(rows.num_chunks, turns * kWarps)));
   with_activation_type(rows.type, [&]<class T>(std::type_identity<T>) {

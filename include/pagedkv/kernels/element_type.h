@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <stdexcept>
-#include <string>
+#include <cstdio>
+#include <exception>
 
 namespace pagedkv {
 
@@ -14,6 +14,18 @@ enum class ElementType : int8_t {
   kFloat16,
   kFloat8E4M3,  // e4m3fn: 4 exponent bits, no infinity, largest 448. Caches only.
   kFloat8E5M2,  // e5m2: IEEE-like with infinities, largest finite 57344. Caches only.
+};
+
+// Its text is made without std::string, whose header costs every CUDA file a second to compile.
+class UnknownElementType : public std::exception {
+ public:
+  explicit UnknownElementType(ElementType type) {
+    std::snprintf(text_, sizeof text_, "unknown ElementType %d", static_cast<int>(type));
+  }
+  const char* what() const noexcept override { return text_; }
+
+ private:
+  char text_[32];
 };
 
 constexpr int64_t element_bytes(ElementType type) {
@@ -27,7 +39,7 @@ constexpr int64_t element_bytes(ElementType type) {
     case ElementType::kFloat8E5M2:
       return 1;
   }
-  throw std::invalid_argument("unknown ElementType " + std::to_string(static_cast<int>(type)));
+  throw UnknownElementType(type);
 }
 
 constexpr bool is_float8(ElementType type) {
@@ -47,7 +59,7 @@ constexpr const char* element_name(ElementType type) {
     case ElementType::kFloat8E5M2:
       return "float8_e5m2";
   }
-  throw std::invalid_argument("unknown ElementType " + std::to_string(static_cast<int>(type)));
+  throw UnknownElementType(type);
 }
 
 }  // namespace pagedkv

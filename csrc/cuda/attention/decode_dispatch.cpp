@@ -7,6 +7,14 @@
 
 namespace pagedkv::cuda {
 
+void check_decode_workspace(const PagedAttentionParams& params, int64_t needed_bytes) {
+  if (needed_bytes > params.workspace_bytes) {
+    throw std::runtime_error("pagedkv: decode needs a workspace of " +
+                             std::to_string(needed_bytes) + " bytes, got " +
+                             std::to_string(params.workspace_bytes));
+  }
+}
+
 void launch_decode_attention(const PagedAttentionParams& params, cudaStream_t stream) {
   const ElementType cache = params.cache.type;
   if (params.type == ElementType::kBFloat16) {
