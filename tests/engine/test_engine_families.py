@@ -5,6 +5,7 @@ chunks, prefix hits and preemption, in half precision but for near ties.
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +66,8 @@ def loaded_of(reference: Any, dtype: torch.dtype) -> LoadedModel:
     )
 
 
-def logits_of(reference: Any, ids: list[int]) -> torch.Tensor:
+@functools.lru_cache(maxsize=64)  # right answers are the same ids under every pressure
+def logits_of(reference: Any, ids: tuple[int, ...]) -> torch.Tensor:
     """fp32 [len(ids), vocab_size]."""
     with torch.inference_mode():
         logits: torch.Tensor = reference(torch.tensor([ids])).logits[0]
@@ -97,7 +99,7 @@ def test_greedy_answers_equal_those_of_transformers(
         outputs, _ = run(engine)
         for number, prompt in enumerate(PROMPTS):
             found = outputs[str(number)].outputs[0].token_ids
-            logits = logits_of(reference, prompt + found)
+            logits = logits_of(reference, (*prompt, *found))
             assert found == logits[len(prompt) - 1 : -1].argmax(-1).tolist(), prompt
         preempted = sum(output.num_preemptions for output in outputs.values())
         assert (preempted > 0) == name.startswith("tiny")
@@ -126,9 +128,9 @@ def test_half_precision_takes_another_token_only_at_a_near_tie(
         num_preemptions += sum(output.num_preemptions for output in outputs.values())
         for number, prompt in enumerate(prompts):
             found = outputs[str(number)].outputs[0].token_ids
-            exact = logits_of(reference, prompt + found)
+            exact = logits_of(reference, (*prompt, *found))
             # What rounding does to the logits, as transformers rounds.
-            noise = (logits_of(rounded, prompt + found) - exact).abs().max()
+            noise = (logits_of(rounded, (*prompt, *found)) - exact).abs().max()
             rows = exact[len(prompt) - 1 : -1]
             behind = rows.amax(1) - rows.gather(1, torch.tensor(found)[:, None])[:, 0]
             assert behind.max() < 4 * noise
