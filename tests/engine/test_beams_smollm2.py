@@ -31,7 +31,7 @@ SEARCHES: list[tuple[int, int, dict[str, Any]]] = [
     (3, 2, {"length_penalty": 2.0, "early_stopping": True}),
     (5, 1, {"length_penalty": 0.0, "early_stopping": "never"}),
 ]
-MAX_TOKENS = 16
+MAX_TOKENS = 10
 
 
 def config_of(**options: Any) -> EngineConfig:
