@@ -16,6 +16,7 @@ from pagedkv.engine import Engine
 from pagedkv.engine.rate_meter import RateMeter
 from pagedkv.engine.swaps import split
 from pagedkv.kv_cache import CacheShape, KVCache, num_cpu_blocks_for
+from pagedkv.records import PreemptionChoice
 from pagedkv.sampling_params import SamplingParams
 from pagedkv.scheduler import Rates
 from pagedkv.scheduler.cost_model import choose
@@ -131,6 +132,18 @@ MEASURED = {
 }
 
 
+def chosen(length: int, bytes_per_token: int, meter: RateMeter) -> PreemptionChoice:
+    """Of "auto", for a victim of this many tokens."""
+    return choose(
+        "auto",
+        num_blocks=length // 16,
+        num_cpu_free=length // 16,
+        num_tokens=length,
+        bytes_per_block=16 * bytes_per_token,
+        rates=meter.rates,
+    )
+
+
 @pytest.mark.parametrize("order", [(2, 7, 4, 0), (0, 1, 2, 3, 4, 5, 6, 7), (7, 6, 3), (5, 1)])
 @pytest.mark.parametrize("bytes_per_token", MEASURED)
 def test_the_automatic_choice_is_the_faster_way(
@@ -144,14 +157,7 @@ def test_the_automatic_choice_is_the_faster_way(
         meter.swapped(2 * LENGTHS[k] * bytes_per_token, swap[k] / 1e6)
     wrong = []
     for length, swap_us, recompute_us in zip(LENGTHS, swap, recompute, strict=True):
-        choice = choose(
-            "auto",
-            num_blocks=length // 16,
-            num_cpu_free=length // 16,
-            num_tokens=length,
-            bytes_per_block=16 * bytes_per_token,
-            rates=meter.rates,
-        )
+        choice = chosen(length, bytes_per_token, meter)
         if choice.swaps != (swap_us < recompute_us):
             wrong.append(length)
     assert wrong == []
@@ -171,14 +177,7 @@ def test_on_a_machine_that_became_slower_a_choice_costs_less_than_that_factor(
     shown = max(LENGTHS[k] / recompute[k] * 1e6 for k in range(len(LENGTHS)))
     assert shown / slower < meter.rates.prefill_tokens_per_s <= shown
     for length, swap_us, fast_us in zip(LENGTHS, swap, recompute, strict=True):
-        choice = choose(
-            "auto",
-            num_blocks=length // 16,
-            num_cpu_free=length // 16,
-            num_tokens=length,
-            bytes_per_block=16 * bytes_per_token,
-            rates=meter.rates,
-        )
+        choice = chosen(length, bytes_per_token, meter)
         costs = (slower * fast_us, swap_us)
         assert costs[choice.swaps] < slower * min(costs)
 

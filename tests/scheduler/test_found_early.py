@@ -28,6 +28,19 @@ def started(step: ScheduledStep | None) -> dict[str, int]:
     return {a.request.request_id: a.num_cached_tokens for a in step.admitted}
 
 
+def with_second() -> tuple[Pipelined, ScheduledStep, np.ndarray, ScheduledStep, np.ndarray]:
+    """A second request that starts on the first one's prefix, beside the step that computes it:
+    that step and what it samples, the one behind it and what that samples.
+    """
+    one, step = with_first()
+    tokens = one.run(step)
+    one.add(make_request("second", prompt_of(21), 6))
+    ahead = one.schedule_ahead()
+    assert ahead is not None
+    assert started(ahead) == {"second": 20}
+    return one, step, tokens, ahead, one.run(ahead)
+
+
 def run_all(one: Pipelined, flight: ScheduledStep, tokens: np.ndarray) -> None:
     """To the end, pipelined. tokens: of the step in flight."""
     following: ScheduledStep | None = flight
@@ -123,12 +136,7 @@ def test_an_abort_beside_a_step_that_fails_leaves_nothing_to_find() -> None:
 
 
 def test_an_abort_beside_a_step_that_ends_well_costs_nobody_else_anything() -> None:
-    one, step = with_first()
-    tokens = one.run(step)
-    one.add(make_request("second", prompt_of(21), 6))
-    ahead = one.schedule_ahead()
-    assert started(ahead) == {"second": 20}
-    ahead_tokens = one.run(ahead)
+    one, step, tokens, ahead, ahead_tokens = with_second()
     one.abort("first")
     one.update(step, tokens)
     assert one.manager.match(prompt_of(21)) == 20
@@ -137,12 +145,7 @@ def test_an_abort_beside_a_step_that_ends_well_costs_nobody_else_anything() -> N
 
 def test_a_bad_row_takes_back_what_was_found_of_it() -> None:
     """Who started on it goes on: if its K/V are no numbers, that one's logits are none either."""
-    one, step = with_first()
-    tokens = one.run(step)
-    one.add(make_request("second", prompt_of(21), 6))
-    ahead = one.schedule_ahead()
-    assert started(ahead) == {"second": 20}
-    ahead_tokens = one.run(ahead)
+    one, step, tokens, ahead, ahead_tokens = with_second()
     one.update(step, np.full_like(tokens, GARBAGE), np.ones(tokens.size, dtype=np.bool_))
     assert one.finished["first"].reason == "error"
     assert one.manager.match(prompt_of(21)) == 0

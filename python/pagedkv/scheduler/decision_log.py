@@ -159,8 +159,10 @@ class DecisionLog:
             self.listener(request, kind, self.step, numbers)
         name = request.request_id
         if kind == "waits" and numbers["lacks"] in _SITS_OUT:
-            self._sitting_out = self.sitting_out | {name: None}
-            self._sat_out_in = self.step
+            if self._sat_out_in != self.step:
+                self._sitting_out = {}
+                self._sat_out_in = self.step
+            self._sitting_out[name] = None
         log = self._logs.get(name)
         if log is None or name in self._finished:  # the name may be used anew
             self._finished.pop(name, None)
