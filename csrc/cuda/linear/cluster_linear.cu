@@ -1,11 +1,9 @@
 // The launch of streamed_linear in clusters: how many blocks share a row. Instantiations: 2 types x
 // 5 numbers of rows.
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
-#include "cuda/attention/tensor_map.h"
 #include "cuda/device/overlapped_launch.cuh"
+#include "cuda/linear/bits_map.h"
 #include "cuda/linear/cluster_linear.h"
 #include "cuda/linear/cluster_linear_kernel.cuh"
 
@@ -18,25 +16,6 @@ using Traits = ClusterTraits;
 constexpr int64_t kSharedBytes = 224 * 1024;
 constexpr int kMaxTokens = 128;
 constexpr int64_t kStages = 3;  // of the ring, at least
-
-template <int kRank>
-CUtensorMap bits_map(const char* name, const void* data, const cuuint64_t (&sizes)[kRank],
-                     const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank]) {
-  cuuint32_t ones[kRank];
-  std::fill(ones, ones + kRank, 1u);
-  CUtensorMap map{};
-  const CUresult status = tensor_map_encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, kRank, const_cast<void*>(data), sizes, strides, box,
-      ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) {
-    throw std::runtime_error("pagedkv: no tensor map for " + std::string(name) + " of " +
-                             std::to_string(sizes[1]) + " rows, " + std::to_string(strides[0]) +
-                             " bytes apart: CUDA driver error " +
-                             std::to_string(static_cast<int>(status)));
-  }
-  return map;
-}
 
 int group_rows(const StreamedLinearParams& params) {
   return params.epilogue == LinearEpilogue::kSiluAndMul ? 16 : 8;

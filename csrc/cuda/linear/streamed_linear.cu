@@ -1,11 +1,9 @@
 // The launch of streamed_linear: how the input and the ring share a multiprocessor's memory.
 // Instantiations: 2 types of the stream, 3 of the plain kernel.
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
-#include "cuda/attention/tensor_map.h"
 #include "cuda/device/overlapped_launch.cuh"
+#include "cuda/linear/bits_map.h"
 #include "cuda/linear/cluster_linear.h"
 #include "cuda/linear/plain_linear.cuh"
 #include "cuda/linear/streamed_linear_kernel.cuh"
@@ -31,19 +29,7 @@ CUtensorMap weight_map(const StreamedLinearParams& params) {
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(params.weight_stride_row) * 2,
                                 Traits::kSlab * 2};
   const cuuint32_t box[] = {Traits::kSlab, Traits::kTileRows, Traits::kWarps};
-  const cuuint32_t steps[] = {1, 1, 1};
-  CUtensorMap map{};
-  const CUresult status = tensor_map_encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(params.weight), sizes, strides,
-      box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) {
-    throw std::runtime_error(
-        "pagedkv: no tensor map for weights [" + std::to_string(params.out_features) + ", " +
-        std::to_string(params.in_features) + "], " + std::to_string(params.weight_stride_row) +
-        " elements between rows: CUDA driver error " + std::to_string(static_cast<int>(status)));
-  }
-  return map;
+  return bits_map("weights", params.weight, sizes, strides, box);
 }
 
 bool is_gated(const StreamedLinearParams& params) {
