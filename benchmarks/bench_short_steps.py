@@ -6,7 +6,8 @@ Two engines of one process, same shape and random weights, take turns; medians. 
 is padded to the next size that is captured, so the last of each size shows what padding costs.
 
 --captures: instead, what a graph costs that is captured when a step first asks for it, in time and
-in memory of the card.
+in memory of the card. --decodes: instead, steps of decodes alone: as graphs and with enforce_eager,
+and padded to the next size that is captured, beside a graph of exactly their rows.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from pagedkv.records import empty_step
 PROMPT_LENS = (16, 20, 100, 128, 129, 200, 256)
 NUM_TIMES = 15
 NUM_BESIDE, BESIDE_LEN = 64, 128
+DECODES = (1, 32, 256)
+PADDED_DECODES = (3, 9, 33, 65, 129, 249)  # as far below the next size as rows can be
 OPTIONS: dict[str, object] = {
     "load_format": "dummy",
     "max_model_len": 4096,
@@ -127,6 +130,66 @@ def measure(shape: str, sizes: tuple[int, ...]) -> list[rows.Row]:
     return found
 
 
+def decode_us(engine: Engine, prompts: Prompts, num_rows: int) -> float:
+    """Of a step of so many decodes, over 30 steps."""
+    num_steps, num_first = 30, 8
+    for _ in range(num_rows):
+        prompts.add(100, num_steps + num_first + 40)
+    while engine.num_waiting:
+        engine.step()
+    for _ in range(num_first):
+        engine.step()
+    begin = time.perf_counter()
+    for _ in range(num_steps):
+        engine.step()
+    us = (time.perf_counter() - begin) * 1e6 / num_steps
+    finish(engine)
+    return us
+
+
+def medians_in_turn(ways: list[Callable[[], float]], num_times: int = 3) -> list[float]:
+    """After one warm-up of each."""
+    times = [[way() for way in ways] for _ in range(num_times + 1)][1:]
+    return [statistics.median(one) for one in zip(*times, strict=True)]
+
+
+def measure_decodes(shape: str) -> list[rows.Row]:
+    engine, eager = (engine_of(shape, enforce_eager=is_eager) for is_eager in (False, True))
+    prompts, eager_prompts = Prompts(engine), Prompts(eager)
+    graphs = engine._runner._graphs
+    assert graphs is not None
+    found: list[rows.Row] = []
+
+    def note(name: str, how: str, us: float, baseline: float) -> None:
+        found.append(rows.Row(name, f"{shape}, {how}", us, baseline=baseline / us))
+        print(found[-1], flush=True)
+
+    for num_rows in DECODES:
+        graph_us, eager_us = medians_in_turn(
+            [
+                lambda n=num_rows: decode_us(engine, prompts, n),
+                lambda n=num_rows: decode_us(eager, eager_prompts, n),
+            ]
+        )
+        note(f"{num_rows} decodes", "a graph", graph_us, eager_us)
+        note(f"{num_rows} decodes", "enforce_eager", eager_us, eager_us)
+    common = graphs.sizes.decodes
+    for num_rows in PADDED_DECODES:
+
+        def us(sizes: list[int], n: int = num_rows) -> float:
+            graphs.sizes.decodes = sizes
+            return decode_us(engine, prompts, n)
+
+        size = next(one for one in common if one > num_rows)
+        exact = sorted({*common, num_rows})
+        padded_us, exact_us = medians_in_turn(
+            [lambda us=us: us(common), lambda us=us, sizes=exact: us(sizes)]
+        )
+        note(f"{num_rows} decodes", f"padded to {size}", padded_us, exact_us)
+        note(f"{num_rows} decodes", "a graph of as many", exact_us, exact_us)
+    return found
+
+
 def capture_us(engine: Engine, size: PaddedSize, *, chooses: bool) -> float:
     """Of a graph as a step of this size would ask for it."""
     runner = engine._runner
@@ -176,13 +239,22 @@ def main() -> int:
     parser = rows.parser(__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, action="append")
     parser.add_argument("--captures", action="store_true", help="what it costs to capture graphs")
+    parser.add_argument("--decodes", action="store_true", help="decodes and padding")
     options: argparse.Namespace = parser.parse_args()
-    shapes = options.shape or SHAPES
+    kinds: list[tuple[str, Callable[[str], list[rows.Row]]]] = []
     if options.captures:
-        made = [row for shape in shapes for row in measure_captures(shape)]
-        return rows.report("graph-captures", made, save=options.save)
-    made = [row for shape in shapes for row in measure(shape, (256, 0))]
-    return rows.report("short-steps", made, save=options.save)
+        kinds.append(("graph-captures", measure_captures))
+    if options.decodes:
+        kinds.append(("decode-steps", measure_decodes))
+    num_missed = 0
+    for name, part in kinds or [("short-steps", lambda shape: measure(shape, (256, 0)))]:
+        made = []
+        for shape in options.shape or SHAPES:
+            made += part(shape)
+            gc.collect()
+            torch.cuda.empty_cache()
+        num_missed += rows.report(name, made, save=options.save)
+    return num_missed
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ requests that are stated here down to the seed, so that another engine can run t
 End-of-sequence tokens are ignored, temperature is 0.6, the prefix cache is emptied between runs.
 The median of the runs counts. Floor of a decode step: all weights and all K/V that it reads, once,
 at the card's read rate. --transformers: its `generate` beside it in the same process, in static
-batches of 32 requests.
+batches of 32 requests, on bs32 or the mixes that are named.
 """
 
 from __future__ import annotations
@@ -184,28 +184,38 @@ def collect() -> None:
 STATIC_BATCH = 32
 
 
-def beside_transformers(shape: str, folder: str) -> rows.Row:
-    """bs32 here, then as one static batch of transformers, whose steps take too long for more.
+def beside_transformers(shape: str, folder: str, mixes: Sequence[str]) -> list[rows.Row]:
+    """The mixes here, then in static batches of transformers, whose steps take long.
     Both sides draw at temperature 0.6, each after a warm-up; one run.
     """
-    prompts, lens = MIXES["bs32"].requests()
     llm = LLM(folder, **{**OPTIONS, **OPTIONS_OF.get(shape, {})})
-    run(llm, (prompts, [8] * len(lens)))
-    took = run(llm, (prompts, lens))
+    took = []
+    for name in mixes:
+        prompts, lens = MIXES[name].requests()
+        run(llm, (prompts, [min(n, 8) for n in lens]))
+        took.append(run(llm, (prompts, lens)))
     del llm
     collect()
     model = static_batching.transformers_model(SHAPES[shape], "cuda")
-    static_batching.generate_seconds(model, prompts, [4] * len(lens), STATIC_BATCH)
-    theirs = static_batching.generate_seconds(model, prompts, lens, STATIC_BATCH)
-    total = sum(lens)
-    made = rows.Row(
-        name=shape,
-        shape="bs32, beside transformers' generate",
-        us=took * 1e6,
-        rate=f"{total / took:.4g} tok/s out (transformers {total / theirs:.4g})",
-        baseline=theirs / took,
-    )
-    print(made, flush=True)
+    made = []
+    for name, ours in zip(mixes, took, strict=True):
+        prompts, lens = MIXES[name].requests()
+        few = slice(STATIC_BATCH)
+        warm_lens = [min(n, 4) for n in lens[few]]
+        static_batching.generate_seconds(model, prompts[few], warm_lens, STATIC_BATCH)
+        theirs = static_batching.generate_seconds(model, prompts, lens, STATIC_BATCH)
+        is_in = MIXES[name].unit == "tok/s in"
+        total, way = (sum(map(len, prompts)), "in") if is_in else (sum(lens), "out")
+        made.append(
+            rows.Row(
+                name=shape,
+                shape=f"{name}, beside transformers' generate",
+                us=ours * 1e6,
+                rate=f"{total / ours:.4g} tok/s {way} (transformers {total / theirs:.4g})",
+                baseline=theirs / ours,
+            )
+        )
+        print(made[-1], flush=True)
     return made
 
 
@@ -318,7 +328,9 @@ def measure_all(
     llm = LLM(folder, **{**OPTIONS, **chosen})
     if chosen:
         notes.append(f"{shape}: options {json.dumps(chosen)}")
-    notes.append(f"{shape}: {time.perf_counter() - begin:.1f} s from start to ready")
+    num_blocks = llm.engine.statistics().num_blocks
+    ready_s = time.perf_counter() - begin
+    notes.append(f"{shape}: {ready_s:.1f} s from start to ready, with {num_blocks} blocks")
     made = []
     for name in mixes:
         made.append(measure(llm, shape, name, options.runs, has_limit=not options.options))
@@ -342,7 +354,12 @@ def main() -> int:
         nargs="*",
         help="and Llama in 5,000 blocks, with these ways to preempt or all",
     )
-    arguments.add_argument("--transformers", action="store_true", help="and its generate beside")
+    arguments.add_argument(
+        "--transformers",
+        choices=[*MIXES],
+        nargs="*",
+        help="and its generate beside, on these mixes or bs32",
+    )
     arguments.add_argument("--options", type=json.loads, default={}, help="of the engine, as JSON")
     options = arguments.parse_args()
     made: list[rows.Row] = []
@@ -353,8 +370,8 @@ def main() -> int:
             (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
             if mixes:
                 made += measure_all(folder, shape, mixes, options, notes)
-            if options.transformers:
-                made.append(beside_transformers(shape, folder))
+            if options.transformers is not None:
+                made += beside_transformers(shape, folder, options.transformers or ["bs32"])
     if options.pressure is not None:
         modes = options.pressure or ["auto", "swap", "recompute"]
         with tempfile.TemporaryDirectory() as folder:
