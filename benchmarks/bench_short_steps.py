@@ -13,6 +13,7 @@ and padded to the next size that is captured, beside a graph of exactly their ro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import random
@@ -20,7 +21,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -62,11 +64,12 @@ class Prompts:
         self._source = random.Random(0)
         self._number = 0
 
-    def add(self, length: int, max_tokens: int) -> None:
+    def add(self, length: int, max_tokens: int) -> str:
         self._number += 1
         prompt = [self._source.randrange(10_000) for _ in range(length)]
         params = SamplingParams(temperature=0.6, max_tokens=max_tokens, ignore_eos=True)
         self._engine.add_request(str(self._number), prompt, params)
+        return str(self._number)
 
 
 def finish(engine: Engine) -> None:
@@ -130,63 +133,64 @@ def measure(shape: str, sizes: tuple[int, ...]) -> list[rows.Row]:
     return found
 
 
-def decode_us(engine: Engine, prompts: Prompts, num_rows: int) -> float:
-    """Of a step of so many decodes, over 30 steps."""
-    num_steps, num_first = 30, 8
-    for _ in range(num_rows):
-        prompts.add(100, num_steps + num_first + 40)
+def in_turn_us(ways: list[Callable[[], object]]) -> list[float]:
+    """Of a step of each. Their order turns round each time, since contexts grow."""
+    num_steps, num_first, num_times = 20, 4, 4
+    took = [0.0] * len(ways)
+    for number in range(num_times):
+        for i in sorted(range(len(ways)), reverse=number % 2 == 1):
+            for _ in range(num_first):
+                ways[i]()
+            begin = time.perf_counter()
+            for _ in range(num_steps):
+                ways[i]()
+            took[i] += time.perf_counter() - begin
+    return [one * 1e6 / (num_steps * num_times) for one in took]
+
+
+@contextlib.contextmanager
+def decodes(engine: Engine, prompts: Prompts, num_rows: int) -> Iterator[None]:
+    """So many are all that the engine's steps have."""
+    names = [prompts.add(100, 400) for _ in range(num_rows)]
     while engine.num_waiting:
         engine.step()
-    for _ in range(num_first):
-        engine.step()
-    begin = time.perf_counter()
-    for _ in range(num_steps):
-        engine.step()
-    us = (time.perf_counter() - begin) * 1e6 / num_steps
+    yield
+    for name in names:
+        engine.abort(name)
     finish(engine)
-    return us
-
-
-def medians_in_turn(ways: list[Callable[[], float]], num_times: int = 3) -> list[float]:
-    """After one warm-up of each."""
-    times = [[way() for way in ways] for _ in range(num_times + 1)][1:]
-    return [statistics.median(one) for one in zip(*times, strict=True)]
 
 
 def measure_decodes(shape: str) -> list[rows.Row]:
-    engine, eager = (engine_of(shape, enforce_eager=is_eager) for is_eager in (False, True))
+    engine, eager = (
+        engine_of(shape, enforce_eager=is_eager, num_gpu_blocks_override=6000)
+        for is_eager in (False, True)
+    )
     prompts, eager_prompts = Prompts(engine), Prompts(eager)
     graphs = engine._runner._graphs
     assert graphs is not None
+    common = graphs.sizes.decodes
     found: list[rows.Row] = []
 
-    def note(name: str, how: str, us: float, baseline: float) -> None:
-        found.append(rows.Row(name, f"{shape}, {how}", us, baseline=baseline / us))
-        print(found[-1], flush=True)
+    def padded_to(sizes: list[int]) -> None:
+        graphs.sizes.decodes = sizes
+        engine.step()
+
+    def note(num_rows: int, hows: tuple[str, str], took: list[float]) -> None:
+        for how, us in zip(hows, took, strict=True):
+            name = f"{num_rows} decodes"
+            found.append(rows.Row(name, f"{shape}, {how}", us, baseline=took[1] / us))
+            print(found[-1], flush=True)
 
     for num_rows in DECODES:
-        graph_us, eager_us = medians_in_turn(
-            [
-                lambda n=num_rows: decode_us(engine, prompts, n),
-                lambda n=num_rows: decode_us(eager, eager_prompts, n),
-            ]
-        )
-        note(f"{num_rows} decodes", "a graph", graph_us, eager_us)
-        note(f"{num_rows} decodes", "enforce_eager", eager_us, eager_us)
-    common = graphs.sizes.decodes
+        with decodes(engine, prompts, num_rows), decodes(eager, eager_prompts, num_rows):
+            took = in_turn_us([engine.step, eager.step])
+        note(num_rows, ("a graph", "enforce_eager"), took)
     for num_rows in PADDED_DECODES:
-
-        def us(sizes: list[int], n: int = num_rows) -> float:
-            graphs.sizes.decodes = sizes
-            return decode_us(engine, prompts, n)
-
-        size = next(one for one in common if one > num_rows)
         exact = sorted({*common, num_rows})
-        padded_us, exact_us = medians_in_turn(
-            [lambda us=us: us(common), lambda us=us, sizes=exact: us(sizes)]
-        )
-        note(f"{num_rows} decodes", f"padded to {size}", padded_us, exact_us)
-        note(f"{num_rows} decodes", "a graph of as many", exact_us, exact_us)
+        with decodes(engine, prompts, num_rows):
+            took = in_turn_us([partial(padded_to, common), partial(padded_to, exact)])
+        size = next(one for one in common if one > num_rows)
+        note(num_rows, (f"padded to {size}", "a graph of as many"), took)
     return found
 
 
