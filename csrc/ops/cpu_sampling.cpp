@@ -5,6 +5,7 @@
 #include "ops/cpu_thread_pool.h"
 #include "ops/sampling_adapters.h"
 #include "pagedkv/kernels/cpu_launchers.h"
+#include "pagedkv/kernels/edit_params.h"
 
 namespace pagedkv::ops {
 namespace {
@@ -35,7 +36,8 @@ void check_edits(const SampleTokensParams& params, int64_t num_edits) {
     STD_TORCH_CHECK(begin <= end && end <= num_edits, kOp, ": edit_start_loc[", i + 1, "] is ", end,
                     ", expected ", begin, " to ", num_edits);
     for (int64_t at = begin; at < end; ++at) {
-      const int64_t lowest = at == begin ? 0 : edits.ids[at - 1] + 1;
+      if (edits.ids[at] == kNoEditId) continue;  // so are those behind it, or they do not ascend
+      const int64_t lowest = at == begin ? 0 : int64_t{edits.ids[at - 1]} + 1;
       STD_TORCH_CHECK(lowest <= edits.ids[at] && edits.ids[at] < params.rows.vocab_size, kOp,
                       ": edit_ids[", at, "] is ", edits.ids[at], ", expected ", lowest, " to ",
                       params.rows.vocab_size - 1, ", ascending in row ", i);

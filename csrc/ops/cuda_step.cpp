@@ -1,4 +1,4 @@
-// CUDA adapter of advance_step.
+// CUDA adapters of advance_step and advance_edits.
 #include <torch/csrc/stable/library.h>
 
 #include "ops/cuda_context.h"
@@ -22,10 +22,22 @@ void advance_step(const Tensor& lens, const Tensor& tokens, const Tensor& block_
   cuda::launch_advance_step(made, context.stream());
 }
 
+void advance_edits(const Tensor& ids, const Tensor& counts, const Tensor& values,
+                   const Tensor& start_loc, const Tensor& is_limited, const Tensor& rows,
+                   const Tensor& latest, const Tensor& last_ids, const Tensor& last_counts,
+                   const Tensor& last_values, const Tensor& sent) {
+  const AdvanceEditsParams made =
+      advance_edits_params({ids, counts, values, start_loc, is_limited, rows, latest, last_ids,
+                            last_counts, last_values, sent});
+  const CudaContext context(ids);
+  cuda::launch_advance_edits(made, context.stream());
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pagedkv, CUDA, library) {
   library.impl("advance_step", TORCH_BOX(&advance_step));
+  library.impl("advance_edits", TORCH_BOX(&advance_edits));
 }
 
 }  // namespace pagedkv::ops

@@ -110,7 +110,8 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
   // greedy rows; top_k int64, top_p, min_p fp64 [n]; seeds, positions, draws int64 [n]: what a
   // row's random number is a function of. Row i's edits are entries edit_start_loc[i] ..
   // edit_start_loc[i + 1] (int32 [n + 1]) of edit_ids int32 [num_edits], ascending, and edit_values
-  // fp32 [num_edits, 3]; is_limited int32 [n]: ids without an edit are not chosen.
+  // fp32 [num_edits, 3]; ids 2^31 - 1 at a row's end edit nothing; is_limited int32 [n]: ids
+  // without an edit are not chosen.
   library.def(
       "sample_tokens(Tensor(a!) token_ids, Tensor(b!)? cuts, Tensor logits, Tensor "
       "inverse_temperatures, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor "
@@ -136,4 +137,16 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
       "counts, Tensor slots, Tensor query_start_loc, Tensor sample_start_loc, Tensor tables, "
       "Tensor "
       "draws, Tensor params, Tensor latest, Tensor token_ids, *, int block_size) -> ()");
+
+  // From the edits of one step, last_ids, last_counts int32 [m0], last_values fp32 [m0, 3], to
+  // those of the next: ids, counts int32 [m], values fp32 [m, 3], as sample_tokens has them; of row
+  // i from start_loc[i] (int32 [n + 1]) on. rows int32 [n, 8]: source, its length, slot (-1: none)
+  // whose latest int64 [num_slots] is counted, repetition fp32, frequency and presence fp64.
+  // source: an entry of the last step's or, as -1 - i, entry i of sent int32 [k, 3]: id, count,
+  // bias fp32.
+  library.def(
+      "advance_edits(Tensor(a!) ids, Tensor(b!) counts, Tensor(c!) values, Tensor start_loc, "
+      "Tensor "
+      "is_limited, Tensor rows, Tensor latest, Tensor last_ids, Tensor last_counts, Tensor "
+      "last_values, Tensor sent) -> ()");
 }

@@ -1,9 +1,10 @@
-// From tensors to params for advance_step, used by the CPU and the CUDA adapter alike; reads no
-// tensor data.
+// From tensors to params for advance_step and advance_edits, used by the CPU and the CUDA adapters
+// alike; reads no tensor data.
 #pragma once
 
 #include "ops/operand_checks.h"
 #include "pagedkv/kernels/attention_params.h"
+#include "pagedkv/kernels/edit_params.h"
 #include "pagedkv/kernels/step_params.h"
 
 namespace pagedkv::ops {
@@ -27,6 +28,14 @@ struct AdvanceStepOperands {
   const Tensor& latest;
   const Tensor& token_ids;
 };
+
+// Rows that are read as a struct.
+inline void check_aligned(const OperandChecks& check, const Operand& operand, size_t alignment) {
+  const auto address = reinterpret_cast<uintptr_t>(operand.tensor().const_data_ptr());
+  STD_TORCH_CHECK(operand.tensor().size(0) == 0 || address % alignment == 0, check.op(), ": ",
+                  operand.name(), " starts ", address % alignment, " bytes after a multiple of ",
+                  alignment, ", expected an aligned tensor");
+}
 
 inline void check_advance_step(const OperandChecks& check, const AdvanceStepOperands& in,
                                int64_t block_size) {
@@ -99,10 +108,7 @@ inline void check_advance_step(const OperandChecks& check, const AdvanceStepOper
   check.shape({"draws", in.draws}, {num_slots}, "[num_slots]");
   check.shape({"params", in.params}, {num_slots, 8}, "[num_slots, 8]");
   check.shape({"latest", in.latest}, {num_slots + 1}, "[num_slots + 1]");
-  const auto address = reinterpret_cast<uintptr_t>(in.params.const_data_ptr());
-  STD_TORCH_CHECK(num_slots == 0 || address % alignof(DrawParams) == 0, check.op(),
-                  ": params starts ", address % alignof(DrawParams), " bytes after a multiple of ",
-                  alignof(DrawParams), ", expected an aligned tensor");
+  check_aligned(check, {"params", in.params}, alignof(DrawParams));
   for (const Operand& one : written) {
     for (const Operand& operand : read) check.apart(one, {operand});
     for (const Operand& other : written) {
@@ -152,6 +158,91 @@ inline AdvanceStepParams advance_step_params(const AdvanceStepOperands& in, int6
           .block_size = block_size,
           .block_tables_width = in.block_tables.size(1),
           .block_tables_stride = in.block_tables.stride(0)};
+}
+
+// The operands of advance_edits, by their names in the schema.
+struct AdvanceEditsOperands {
+  const Tensor& ids;
+  const Tensor& counts;
+  const Tensor& values;
+  const Tensor& start_loc;
+  const Tensor& is_limited;
+  const Tensor& rows;
+  const Tensor& latest;
+  const Tensor& last_ids;
+  const Tensor& last_counts;
+  const Tensor& last_values;
+  const Tensor& sent;
+};
+
+inline AdvanceEditsParams advance_edits_params(const AdvanceEditsOperands& in) {
+  const OperandChecks check("pagedkv::advance_edits");
+  const std::initializer_list<Operand> written = {
+      {"ids", in.ids}, {"counts", in.counts}, {"values", in.values}};
+  const std::initializer_list<Operand> read = {
+      {"start_loc", in.start_loc}, {"is_limited", in.is_limited},  {"rows", in.rows},
+      {"latest", in.latest},       {"last_ids", in.last_ids},      {"last_counts", in.last_counts},
+      {"sent", in.sent},           {"last_values", in.last_values}};
+  for (const auto& operands : {written, read}) {
+    for (const Operand& operand : operands) check.devices({*written.begin(), operand});
+  }
+  check.dtypes(ScalarType::Int, {{"ids", in.ids},
+                                 {"counts", in.counts},
+                                 {"start_loc", in.start_loc},
+                                 {"is_limited", in.is_limited},
+                                 {"rows", in.rows},
+                                 {"last_ids", in.last_ids},
+                                 {"last_counts", in.last_counts},
+                                 {"sent", in.sent}});
+  check.dtypes(ScalarType::Long, {{"latest", in.latest}});
+  check.dtypes(ScalarType::Float, {{"values", in.values}, {"last_values", in.last_values}});
+
+  check.written_rows({"ids", in.ids}, "[num_edits]");
+  check.written_rows({"counts", in.counts}, "[num_edits]");
+  check.contiguous({"values", in.values}, "[num_edits, 3]");
+  check.rows({"start_loc", in.start_loc}, "[num_rows + 1]");
+  check.rows({"is_limited", in.is_limited}, "[num_rows]");
+  check.contiguous({"rows", in.rows}, "[num_rows, 8]");
+  check.rows({"latest", in.latest}, "[num_slots]");
+  check.rows({"last_ids", in.last_ids}, "[num_last]");
+  check.rows({"last_counts", in.last_counts}, "[num_last]");
+  check.contiguous({"last_values", in.last_values}, "[num_last, 3]");
+  check.contiguous({"sent", in.sent}, "[num_sent, 3]");
+
+  const int64_t num_rows = in.rows.size(0);
+  const int64_t num_edits = in.ids.size(0);
+  const int64_t num_last = in.last_ids.size(0);
+  check.shape({"counts", in.counts}, {num_edits}, "[num_edits]");
+  check.shape({"values", in.values}, {num_edits, 3}, "[num_edits, 3]");
+  check.shape({"start_loc", in.start_loc}, {num_rows + 1}, "[num_rows + 1]");
+  check.shape({"is_limited", in.is_limited}, {num_rows}, "[num_rows]");
+  check.shape({"rows", in.rows}, {num_rows, 8}, "[num_rows, 8]");
+  check.shape({"last_counts", in.last_counts}, {num_last}, "[num_last]");
+  check.shape({"last_values", in.last_values}, {num_last, 3}, "[num_last, 3]");
+  check.shape({"sent", in.sent}, {kAnySize, 3}, "[num_sent, 3]");
+  check_aligned(check, {"rows", in.rows}, alignof(EditRow));
+  for (const Operand& one : written) {
+    for (const Operand& operand : read) check.apart(one, {operand});
+    for (const Operand& other : written) {
+      if (&other > &one) check.apart(one, {other});
+    }
+  }
+  return {.ids = in.ids.mutable_data_ptr<int32_t>(),
+          .counts = in.counts.mutable_data_ptr<int32_t>(),
+          .values = in.values.mutable_data_ptr<float>(),
+          .start_loc = in.start_loc.const_data_ptr<int32_t>(),
+          .is_limited = in.is_limited.const_data_ptr<int32_t>(),
+          .rows = static_cast<const EditRow*>(in.rows.const_data_ptr()),
+          .latest = in.latest.const_data_ptr<int64_t>(),
+          .last_ids = in.last_ids.const_data_ptr<int32_t>(),
+          .last_counts = in.last_counts.const_data_ptr<int32_t>(),
+          .last_values = in.last_values.const_data_ptr<float>(),
+          .sent = static_cast<const SentEdit*>(in.sent.const_data_ptr()),
+          .num_rows = num_rows,
+          .num_edits = num_edits,
+          .num_slots = in.latest.size(0),
+          .num_last = num_last,
+          .num_sent = in.sent.size(0)};
 }
 
 }  // namespace pagedkv::ops

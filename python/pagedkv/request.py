@@ -84,12 +84,11 @@ class Request:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether its logits are changed by what its tokens are, so that a step must know them
-        before it is launched.
+        """Whether the host changes its logits by what its tokens are, so that it must know them
+        before a step is launched; penalties are the device's.
         """
-        params = self.sampling_params
         has_words = any(len(ids) > 1 for ids in self.bad_token_ids)
-        return bool(params.has_penalties or params.logits_processors or has_words)
+        return bool(self.sampling_params.logits_processors or has_words)
 
     @property
     def is_group(self) -> bool:

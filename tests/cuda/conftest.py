@@ -10,9 +10,10 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = [  # calls.py: one valid call of every op; smollm2_questions.py
+sys.path[:0] = [  # calls.py: one valid call of every op; smollm2_questions.py; edits_by_hand.py
     str(HERE.parent / "ops"),
     str(HERE.parent / "models"),
+    str(HERE.parent / "sampling"),
 ]
 
 RUN_ANYWHERE = ("test_pairwise_cover.py",)

@@ -107,7 +107,12 @@ def test_graphs_and_pipelining_change_no_answer(
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
 @pytest.mark.parametrize(
-    "rules", [{}, {"logit_bias": {7: 3.0}, "allowed_token_ids": range(900), "min_tokens": 50}]
+    "rules",
+    [
+        {},
+        {"logit_bias": {7: 3.0}, "allowed_token_ids": range(900), "min_tokens": 50},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.1, "repetition_penalty": 1.2},
+    ],
 )
 def test_steady_decode_never_waits_for_the_gpu_but_for_tokens(
     device, enforce_eager: bool, rules: dict[str, Any]

@@ -258,6 +258,11 @@ def empty_calls() -> dict[str, Callable[[], Call]]:
         query_start_loc=no_starts,
         sample_start_loc=no_starts,
     )
+    made["advance_edits"] = lambda: without(
+        make["advance_edits"],
+        ("ids", "counts", "values", "is_limited", "rows"),
+        start_loc=no_starts,
+    )
     made["sample_tokens"] = lambda: without(
         make["sample_tokens"],
         tuple(set(make["sample_tokens"]()) - {"edit_start_loc", "is_limited"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from edits_by_hand import edit_tensors
 
 from pagedkv.request import Request
 from pagedkv.sampling import (
@@ -14,7 +15,6 @@ from pagedkv.sampling import (
     SlotParams,
     call_functions,
     choose,
-    edit_tensors,
     score_tokens,
 )
 from pagedkv.sampling_params import SamplingParams

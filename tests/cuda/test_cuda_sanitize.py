@@ -10,7 +10,7 @@ import pytest
 import torch
 from operands import assert_same
 from sampling_cases import OPTIONS, made_call, random_edits
-from step_cases import random_call
+from step_cases import random_call, random_edits_call
 from torch import Tensor
 
 from pagedkv import ops
@@ -170,7 +170,19 @@ def steps(module, device, block_size: int) -> list[Tensor]:
     return written
 
 
+def edits(module, device, longest: int) -> list[Tensor]:
+    """Random lists, with and without room, and a token at any place."""
+    written = []
+    for seed in range(12):
+        call = random_edits_call(seed, longest, device)
+        module.advance_edits(**call)
+        written += [call[n] for n in ("ids", "counts", "values")]
+    return written
+
+
 SANITIZE: dict[str, Run] = {
+    "edits": lambda m, d: edits(m, d, 3),
+    "edits_of_many_tokens": lambda m, d: edits(m, d, 400),
     "steps": lambda m, d: steps(m, d, 4),
     "steps_of_many_tokens": lambda m, d: steps(m, d, 64),
     "norms_one_vector": lambda m, d: norms(m, d, 96, 0),

@@ -272,6 +272,35 @@ def advance_step() -> Call:
     }
 
 
+def advance_edits() -> Call:
+    """A list of the last step's that gets a new id, one that is sent and gets none, and a limited
+    one that counts an id it has; beside them room for more."""
+    bias = torch.tensor([0.5, 0.0, -1.0]).view(torch.int32)
+    return {
+        "ids": torch.full((9,), 7, dtype=torch.int32),
+        "counts": torch.full((9,), 7, dtype=torch.int32),
+        "values": torch.full((9, 3), 7.0),
+        "start_loc": int32(0, 4, 6, 8),
+        "is_limited": int32(0, 0, 1),
+        "rows": edit_rows_of((0, 3, 2), (-2, 2, -1), (3, 2, 0)),
+        "latest": torch.tensor([6, 9, 4]),
+        "last_ids": int32(1, 3, 8, 2, 6),
+        "last_counts": int32(0, 2, -1, -1, -(2**31)),
+        "last_values": torch.tensor([[0.0, 9, 9], [1, 9, 9], [2, 9, 9], [3, 9, 9], [4, 9, 9]]),
+        "sent": torch.stack([int32(0, 5, 6), int32(3, -1, 0), bias], dim=1),
+    }
+
+
+def edit_rows_of(*rows: tuple[int, int, int]) -> torch.Tensor:
+    """Of each source, length and slot, with penalties of its own."""
+    made = torch.zeros(len(rows), 8, dtype=torch.int32)
+    made[:, :3] = int32(*rows)
+    number = torch.arange(len(rows))
+    made[:, 3:4].view(torch.float32)[:] = 1.25 + number[:, None]
+    made[:, 4:].view(torch.float64)[:] = torch.stack([number * 0.7 + 0.1, 0.3 - number], dim=1)
+    return made
+
+
 def draw_params() -> torch.Tensor:
     """Of six slots."""
     params = torch.zeros(6, 8, dtype=torch.int32)
@@ -334,4 +363,5 @@ CALLS: dict[str, tuple[str, Callable[[], Call]]] = {
     "streamed_linear": ("streamed_linear", streamed_linear),
     "score_tokens": ("score_tokens", score_tokens),
     "advance_step": ("advance_step", advance_step),
+    "advance_edits": ("advance_edits", advance_edits),
 }

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pagedkv.ops.philox import uniform
 from pagedkv.ops.reference_sampling import edited, filtered_weights
 from pagedkv.ops.reference_sampling import score_tokens as score_oracle
+from pagedkv.ops.step import NO_EDIT
 
 # (temperature, top_k, top_p, min_p) of rows; temperature 0 is greedy.
 OPTIONS = [
@@ -106,7 +107,8 @@ def edit_rows(count: int, *rows: tuple[list[int], list[list[float]], bool]) -> d
 
 
 def random_edits(count: int, vocab: int, seed: int) -> dict[str, Any]:
-    """Of each row another number of edits, up to all of the vocabulary, of every sort."""
+    """Of each row another number of edits, up to all of the vocabulary, of every sort; behind some
+    of them what edits nothing."""
     rng = np.random.default_rng(seed)
     rows = []
     for i in range(count):
@@ -114,7 +116,9 @@ def random_edits(count: int, vocab: int, seed: int) -> dict[str, Any]:
         ids = np.sort(rng.choice(vocab, size, replace=False)).tolist()
         values = np.stack([rng.normal(size=size), rng.uniform(0.5, 2, size), rng.normal(size=size)])
         values[2, rng.random(size) < 0.2] = np.inf
-        rows.append((ids, values.T.tolist(), i % 5 == 3))
+        nothing = 3 * (i % 3 == 1)
+        listed = values.T.tolist() + [[9.0, 9.0, 9.0]] * nothing
+        rows.append((ids + [NO_EDIT] * nothing, listed, i % 5 == 3))
     return edit_rows(count, *rows)
 
 

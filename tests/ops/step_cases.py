@@ -1,9 +1,11 @@
-"""Random calls of advance_step."""
+"""Random calls of advance_step and advance_edits."""
 
 from __future__ import annotations
 
 import torch
-from calls import draw_params
+from calls import draw_params, edit_rows_of
+
+from pagedkv.ops.step import FORBIDDEN, NO_EDIT, UNSEEN
 
 
 def random_call(
@@ -52,3 +54,55 @@ def random_call(
         is_long = name in ("tokens", "samples", "latest") or one.is_floating_point()
         made[name] = (one if is_long else one.int()).to(device)
     return made
+
+
+def random_edits_call(
+    seed: int, longest: int, device: torch.device | str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """Lists of up to `longest` ids of both sources, some with room, some limited, some empty, at
+    all places that a token can have in one; outputs poisoned."""
+    source = torch.Generator().manual_seed(seed)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=source))
+
+    num_rows, num_slots, vocab = number(0, 9), 10, max(4, 2 * longest)
+    kinds = torch.tensor([FORBIDDEN, UNSEEN, 0, 1, 2, 300])
+    entries: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    rows, sizes, limited, latest = [], [0], [], torch.zeros(num_slots, dtype=torch.int64)
+    slots = torch.randperm(num_slots, generator=source)[:num_rows].tolist()
+    for slot in slots:
+        length, is_sent = number(0, longest), number(0, 1)
+        ids = torch.randperm(vocab, generator=source)[:length].sort().values
+        listed = torch.stack([ids, kinds[torch.randint(6, (length,), generator=source)]], dim=1)
+        room = number(0, 2)
+        if not is_sent:
+            listed = torch.cat([listed, torch.tensor([[NO_EDIT, UNSEEN]]).expand(room, 2)])
+        token = number(-1, vocab - 1)
+        is_limited = number(0, 1)
+        more = int(token >= 0 and not is_limited and token not in ids and len(listed) == length)
+        begin = sum(map(len, entries[is_sent]))
+        rows.append((-1 - begin if is_sent else begin, len(listed), slot if token >= 0 else -1))
+        entries[is_sent].append(listed)
+        limited.append(is_limited)
+        latest[slot] = max(token, 0)
+        sizes.append(len(listed) + more + number(0, 2))
+    last, sent = (torch.cat([torch.zeros(0, 2, dtype=torch.int64), *one]) for one in entries)
+    most = sum(sizes) + number(0, 2)
+    bias = torch.randn(len(sent), 1, generator=source).view(torch.int32)
+    last_values = torch.randn(len(last), 3, generator=source)
+    last_values[last[:, 0] == NO_EDIT] = torch.tensor([0.0, 1, 0])
+    call = {
+        "ids": torch.full((most,), -7, dtype=torch.int32),
+        "counts": torch.full((most,), -7, dtype=torch.int32),
+        "values": torch.full((most, 3), -7.0),
+        "start_loc": torch.tensor(sizes).cumsum(0).int(),
+        "is_limited": torch.tensor(limited, dtype=torch.int32),
+        "rows": edit_rows_of(*rows) if rows else torch.zeros(0, 8, dtype=torch.int32),
+        "latest": latest,
+        "last_ids": last[:, 0].int(),
+        "last_counts": last[:, 1].int(),
+        "last_values": last_values,
+        "sent": torch.cat([sent.int(), bias], dim=1),
+    }
+    return {name: one.to(device) for name, one in call.items()}

@@ -200,6 +200,11 @@ REFUSALS = [
         {"edit_ids": int32_like(6, 5, 5)},
         "edit_ids[2] is 5, expected 6 to 7, ascending in row 2",
     ),
+    Refusal(
+        OP,
+        {"edit_ids": int32_like(6, 2**31 - 1, 5)},
+        "edit_ids[2] is 5, expected 2147483648 to 7, ascending in row 2",
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edits_by_hand import edit_tensors
 from transformers import generation as hf
 
 from pagedkv.ops.reference_sampling import edited
@@ -21,7 +22,6 @@ from pagedkv.sampling import (
     SlotParams,
     call_functions,
     choose,
-    edit_tensors,
 )
 from pagedkv.sampling_params import SamplingParams
 
@@ -156,16 +156,6 @@ def test_all_rules_in_one_batch_equal_each_alone() -> None:
         alone = process_logits(logits[one.row : one.row + 1], [one._replace(row=0)])
         assert torch.equal(together[one.row], alone[0])
     assert torch.equal(together[[0, -1]], logits[[0, -1]])
-
-
-def test_edits_of_a_batch_are_one_piece_of_memory_which_one_copy_takes_to_a_gpu() -> None:
-    rows = [ruled(i + 1, **options) for i, options in enumerate(OPTIONS.values())]
-    for some in (rows, rows[:1], []):
-        edits = edit_tensors(some, len(OPTIONS) + 2)
-        assert len({one.untyped_storage().data_ptr() for one in edits}) == 1
-        assert edits.values.shape == (edits.start_loc[-1], 3)
-        assert edits.ids.shape == (edits.start_loc[-1],)
-        assert edits.is_limited.sum() == sum(one.rules.allowed_ids.size > 0 for one in some)
 
 
 @pytest.mark.parametrize(

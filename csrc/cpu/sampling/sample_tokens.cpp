@@ -7,6 +7,7 @@
 
 #include "cpu/kernel_table.h"
 #include "pagedkv/kernels/cpu_launchers.h"
+#include "pagedkv/kernels/edit_params.h"
 #include "pagedkv/kernels/philox.h"
 
 namespace pagedkv::cpu {
@@ -25,7 +26,8 @@ struct Scratch {
 void edit_row(const LogitEdits& edits, int64_t row, std::vector<float>& logits,
               std::vector<float>& listed) {
   const int32_t begin = edits.start_loc[row];
-  const int32_t end = edits.start_loc[row + 1];
+  int32_t end = edits.start_loc[row + 1];
+  while (end > begin && edits.ids[end - 1] == kNoEditId) --end;
   listed.clear();
   for (int32_t at = begin; at < end; ++at) {
     const float bias = edits.values[3 * at];

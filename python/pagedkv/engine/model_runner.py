@@ -32,15 +32,14 @@ from pagedkv.engine.swaps import Swaps
 from pagedkv.kv_cache import KVCache
 from pagedkv.records import Candidates, ScheduledStep, empty_step
 from pagedkv.sampling import (
+    EditLists,
     LogitRules,
-    RuledRow,
     SlotParams,
     TokenScores,
     best_candidates,
     call_functions,
     choose,
     chosen_logprobs,
-    edit_tensors,
     score_tokens,
 )
 
@@ -104,8 +103,7 @@ class ModelRunner:
         self._layers = layer_caches(kv_cache)
         self._inputs = inputs
         self._params = SlotParams(max_num_seqs)
-        self._rules: list[LogitRules | None] = [None] * max_num_seqs  # by slot
-        self._has_rules = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._edits = EditLists(max_num_seqs, kv_cache.tensor.device)
         self._num_prompt_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
         self._prompt_lens = np.zeros(max_num_seqs, dtype=np.int64)
         self._vocab_size = vocab_size
@@ -156,9 +154,7 @@ class ModelRunner:
             self._params.set(
                 admitted.slot, request.sampling_params, request.seed, request.num_candidates
             )
-            rules = LogitRules.of(request, self._vocab_size)
-            self._rules[admitted.slot] = rules
-            self._has_rules[admitted.slot] = rules is not None
+            self._edits.set(admitted.slot, LogitRules.of(request, self._vocab_size))
             num_wanted = request.sampling_params.prompt_logprobs
             self._num_prompt_logprobs[admitted.slot] = -1 if num_wanted is None else num_wanted
             self._prompt_lens[admitted.slot] = request.prompt_len
@@ -181,6 +177,7 @@ class ModelRunner:
             return self._compute(step, token_ids, graphs)
         except BaseException as error:
             self._inputs.forget()
+            self._edits.forget()
             if not (isinstance(error, RuntimeError) and is_out_of_memory(error)):
                 raise
             logger.warning(
@@ -219,7 +216,9 @@ class ModelRunner:
     ) -> Launched:
         params = self._wanted(step)
         padded = None
-        has_rules = bool(self._has_rules[step.slots].any())
+        has_rules = bool(self._edits.has_rules[step.slots].any())
+        if not has_rules:
+            self._edits.forget()
         if graphs is not None and not self._scores_prompts(step):
             padded = graphs.sizes.of(step)
         tensors = self._inputs.build(step, token_ids, self._params, padded=padded)
@@ -367,19 +366,6 @@ class ModelRunner:
                 found.append((scores, at))
         return found
 
-    def _ruled_rows(
-        self, step: ScheduledStep, tensors: StepTensors, token_ids: NDArray[np.int32]
-    ) -> list[RuledRow]:
-        """Of the rows that sample, those whose logits are to be changed."""
-        slots = step.slots[step.sample_rows]
-        found = []
-        for row in np.flatnonzero(self._has_rules[slots]).tolist():
-            rules = self._rules[int(slots[row])]
-            assert rules is not None
-            known = token_ids[slots[row], : tensors.row_lens[step.sample_rows[row]]]
-            found.append(RuledRow(row, rules, known))
-        return found
-
     def _choose(
         self,
         logits: torch.Tensor,
@@ -388,9 +374,9 @@ class ModelRunner:
         token_ids: NDArray[np.int32],
     ) -> torch.Tensor:
         """int64 [logits.shape[0]], -1 where a row has failed."""
-        edits = None
-        ruled = self._ruled_rows(step, tensors, token_ids)
-        if ruled:
-            logits = call_functions(logits, ruled)
-            edits = edit_tensors(ruled, logits.shape[0], logits.device)
+        slots = step.slots[step.sample_rows]
+        lens = tensors.row_lens[step.sample_rows].astype(np.int64)
+        logits = call_functions(logits, self._edits.rows_with_functions(slots, lens, token_ids))
+        latest, num_rows = self._inputs.state.latest, logits.shape[0]
+        edits = self._edits.advance(slots, lens, token_ids, latest, num_rows)
         return self._keep(choose(logits, tensors.draws, edits), tensors)

@@ -38,9 +38,10 @@ from pagedkv.ops.layers import (  # noqa: E402
 )
 from pagedkv.ops.linear import streamed_linear  # noqa: E402
 from pagedkv.ops.sampling import sample_tokens, score_tokens  # noqa: E402
-from pagedkv.ops.step import advance_step  # noqa: E402
+from pagedkv.ops.step import advance_edits, advance_step  # noqa: E402
 
 __all__ = [
+    "advance_edits",
     "advance_step",
     "copy_blocks",
     "fused_add_rms_norm",

@@ -38,6 +38,7 @@ OPS = (
     "streamed_linear",
     "score_tokens",
     "advance_step",
+    "advance_edits",
 )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pagedkv.ops.reference_sampling import sample_tokens as sample_tokens
 from pagedkv.ops.reference_sampling import score_tokens as score_tokens
+from pagedkv.ops.reference_step import advance_edits as advance_edits
 from pagedkv.ops.reference_step import advance_step as advance_step
 
 

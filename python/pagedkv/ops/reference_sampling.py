@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedkv.ops.philox import uniform
+from pagedkv.ops.step import NO_EDIT
 
 
 def filtered_weights(
@@ -38,6 +39,8 @@ def filtered_weights(
 
 def edited(row: NDArray[np.float32], ids: Tensor, values: Tensor, limited: bool) -> None:
     """Makes a row's edits in place, each as `pagedkv.ops.sample_tokens` says."""
+    is_edit = ids != NO_EDIT
+    ids, values = ids[is_edit], values[is_edit]
     if limited:
         row_before = row.copy()
         row[row < math.inf] = -math.inf

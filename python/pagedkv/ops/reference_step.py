@@ -1,11 +1,15 @@
-"""The oracle of `pagedkv.ops.advance_step`: row by row, in plain torch. A part of
-`pagedkv.ops.reference`.
+"""The oracles of `pagedkv.ops.advance_step` and `advance_edits`: row by row, in plain torch. A part
+of `pagedkv.ops.reference`.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from pagedkv.ops.step import FORBIDDEN, NO_EDIT, UNSEEN
 
 
 def advance_step(
@@ -66,3 +70,49 @@ def advance_step(
         samples[3, own] = drawn[6:8].view(torch.int64)
         samples[4, own] = length
         samples[5, own] = draws[slot] + torch.arange(count, device=draws.device)
+
+
+def advance_edits(
+    ids: Tensor,
+    counts: Tensor,
+    values: Tensor,
+    start_loc: Tensor,
+    is_limited: Tensor,
+    rows: Tensor,
+    latest: Tensor,
+    last_ids: Tensor,
+    last_counts: Tensor,
+    last_values: Tensor,
+    sent: Tensor,
+) -> None:
+    """See `pagedkv.ops.advance_edits`."""
+    starts = start_loc.tolist()
+    biases = sent[:, 2].contiguous().view(torch.float32)
+    there = list(
+        zip(last_ids.tolist(), last_counts.tolist(), last_values[:, 0].tolist(), strict=True)
+    )
+    here = list(zip(sent[:, 0].tolist(), sent[:, 1].tolist(), biases.tolist(), strict=True))
+    for i, (source, length, slot) in enumerate(rows[:, :3].tolist()):
+        of_row = rows[i].contiguous()
+        repetition = of_row[3:4].view(torch.float32).item()
+        frequency, presence = of_row[4:].view(torch.float64).tolist()
+        listed = (
+            there[source : source + length] if source >= 0 else here[~source : ~source + length]
+        )
+        edits = {token: (count, bias) for token, count, bias in listed if token != NO_EDIT}
+        if slot >= 0:
+            token = int(latest[slot])
+            count, bias = edits.get(token, (UNSEEN, 0.0))
+            if count != FORBIDDEN and (token in edits or not is_limited[i]):
+                edits[token] = max(count, 0) + 1, bias
+        made = []
+        for token, (count, bias) in sorted(edits.items()):
+            taken = math.inf if count == FORBIDDEN else 0.0
+            if count >= 0:
+                taken = frequency * count + presence * (count > 0)
+            made.append((token, count, (bias, repetition if count >= 0 else 1.0, taken)))
+        made += [(NO_EDIT, UNSEEN, (0.0, 1.0, 0.0))] * (starts[i + 1] - starts[i] - len(made))
+        own = slice(starts[i], starts[i + 1])
+        ids[own] = ids.new_tensor([token for token, _, _ in made])
+        counts[own] = counts.new_tensor([count for _, count, _ in made])
+        values[own] = values.new_tensor([value for _, _, value in made]).reshape(-1, 3)

@@ -54,7 +54,7 @@ def sample_tokens(
         draws: [num_rows] int64.
         edit_start_loc: [num_rows + 1] int32: edits edit_start_loc[i] to edit_start_loc[i + 1] are
             row i's. None: no row has any; the other three are None too.
-        edit_ids: [num_edits] int32, ascending in a row.
+        edit_ids: [num_edits] int32, ascending in a row; 2^31 - 1 at its end edits nothing.
         edit_values: [num_edits, 3] fp32, (bias, factor, taken): the logit x becomes, with
             y = x + bias, (y / factor if y > 0 else y * factor) - taken; -inf if taken is inf.
         is_limited: [num_rows] int32; not 0: tokens without an edit are not chosen.

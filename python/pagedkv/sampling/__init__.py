@@ -2,13 +2,15 @@
 that chooses; log-probabilities of what was chosen."""
 
 from pagedkv.ops.philox import philox4x32, uniform
-from pagedkv.sampling.edits import EditTensors, RuledRow, call_functions, edit_tensors
+from pagedkv.sampling.edit_lists import EditLists
+from pagedkv.sampling.edits import EditTensors, RuledRow, call_functions
 from pagedkv.sampling.logit_rules import LogitRules
 from pagedkv.sampling.logprobs import TokenScores, best_candidates, chosen_logprobs, score_tokens
 from pagedkv.sampling.params import SlotParams
 from pagedkv.sampling.sampler import RowTensors, choose
 
 __all__ = [
+    "EditLists",
     "EditTensors",
     "LogitRules",
     "RowTensors",
@@ -19,7 +21,6 @@ __all__ = [
     "call_functions",
     "choose",
     "chosen_logprobs",
-    "edit_tensors",
     "philox4x32",
     "score_tokens",
     "uniform",

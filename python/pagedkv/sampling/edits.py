@@ -1,6 +1,7 @@
 """The rules of requests as edits of single logits, made by the sampler as it reads them. The order
 is SamplingParams': bias, penalties, functions of the caller's, forbidden tokens. What follows,
-temperature, min_p, top-k and top-p, is the sampler's own.
+temperature, min_p, top-k and top-p, is the sampler's own. How the edits of a batch get to a device
+and go on from step to step there: edit_lists.py.
 
 A row depends on its own logits, rules and tokens only.
 """
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagedkv.ops.step import FORBIDDEN, UNSEEN
 from pagedkv.sampling.logit_rules import LogitRules
 
 logger = logging.getLogger(__name__)
@@ -31,12 +33,14 @@ class RuledRow(NamedTuple):
 
 
 class Edits(NamedTuple):
-    """Of one row: ids int32 [m], ascending; values float32 [m, 3], (bias, factor, taken) as
-    sample_tokens has them; whether ids without an edit are forbidden.
+    """Of one row: ids int32 [m], ascending, and of each how often it stands in the answer, int32
+    [m], where penalties depend on that, UNSEEN or FORBIDDEN as advance_edits has them; bias float32
+    [m]; whether ids without an edit are forbidden.
     """
 
     ids: NDArray[np.int32]
-    values: NDArray[np.float32]
+    counts: NDArray[np.int32]
+    bias: NDArray[np.float32]
     is_limited: bool
 
 
@@ -52,37 +56,6 @@ class EditTensors(NamedTuple):
     is_limited: torch.Tensor
 
 
-def edit_tensors(
-    rows: Sequence[RuledRow], num_rows: int, device: torch.device | str = "cpu"
-) -> EditTensors:
-    """Of a batch of num_rows, of which these have rules, in ascending order. The edits of a row
-    with functions are those behind them: call_functions() has made the others.
-
-    On a GPU they come in one copy, which nobody waits for: a row with a bias alone is launched
-    before the step before it has ended.
-    """
-    starts = np.zeros(num_rows + 1, dtype=np.int32)
-    is_limited = np.zeros(num_rows, dtype=np.int32)
-    ids, values = [np.empty(0, dtype=np.int32)], [np.empty((0, 3), dtype=np.float32)]
-    for one in rows:
-        edits = edits_of(one, before=not one.rules.processors)
-        starts[one.row + 1] = edits.ids.size
-        is_limited[one.row] = edits.is_limited
-        ids.append(edits.ids)
-        values.append(edits.values)
-    bits = np.concatenate(values).view(np.int32).reshape(-1)
-    parts = np.cumsum(starts, dtype=np.int32), np.concatenate(ids), bits, is_limited
-    place = torch.device(device)
-    # torch keeps pinned memory as it is until the copy that reads it has ended.
-    size = sum(one.size for one in parts)
-    packed = torch.empty(size, dtype=torch.int32, pin_memory=place.type == "cuda")
-    np.concatenate(parts, out=packed.numpy())
-    start_loc, edit_ids, edit_bits, limited = torch.split(
-        packed.to(place, non_blocking=True), [one.size for one in parts]
-    )
-    return EditTensors(start_loc, edit_ids, edit_bits.view(torch.float32).view(-1, 3), limited)
-
-
 def edits_of(one: RuledRow, *, before: bool = True, behind: bool = True) -> Edits:
     """before: with bias and penalties, which come before functions; behind: with what is forbidden,
     which comes behind them.
@@ -92,22 +65,20 @@ def edits_of(one: RuledRow, *, before: bool = True, behind: bool = True) -> Edit
     bias_ids = rules.bias_ids if before else nothing
     forbidden = rules.forbidden(one.token_ids) if behind else nothing
     allowed = rules.allowed_ids if behind else nothing
-    seen, taken = nothing, np.empty(0, dtype=np.float32)
+    seen, often = nothing, nothing
     if before and rules.params.has_penalties:
-        seen, taken = rules.penalties(one.token_ids)
+        seen, often = rules.seen(one.token_ids)
     is_limited = allowed.size > 0
     ids = np.unique(np.concatenate([bias_ids, seen, forbidden, allowed]))
-    values = np.zeros((ids.size, 3), dtype=np.float32)
-    values[:, 1] = 1.0
-    values[np.searchsorted(ids, bias_ids), 0] = rules.bias if before else 0.0
-    penalised = np.searchsorted(ids, seen)
-    values[penalised, 1] = rules.params.repetition_penalty
-    values[penalised, 2] = taken
-    values[np.searchsorted(ids, forbidden), 2] = np.inf
+    counts = np.full(ids.size, UNSEEN, dtype=np.int32)
+    counts[np.searchsorted(ids, seen)] = often
+    counts[np.searchsorted(ids, forbidden)] = FORBIDDEN
+    bias = np.zeros(ids.size, dtype=np.float32)
+    bias[np.searchsorted(ids, bias_ids)] = rules.bias if before else 0.0
     if is_limited:
         kept = np.isin(ids, allowed)
-        ids, values = ids[kept], values[kept]
-    return Edits(ids.astype(np.int32), values, is_limited)
+        ids, counts, bias = ids[kept], counts[kept], bias[kept]
+    return Edits(ids.astype(np.int32), counts, bias, is_limited)
 
 
 def call_functions(logits: torch.Tensor, rows: Sequence[RuledRow]) -> torch.Tensor:
@@ -129,17 +100,24 @@ def call_functions(logits: torch.Tensor, rows: Sequence[RuledRow]) -> torch.Tens
     for one in with_functions:
         row = result[one.row]
         if row.amax().isfinite():
-            result[one.row] = _processed(_edited(row, edits_of(one, behind=False)), one)
+            result[one.row] = _processed(_edited(row, one), one)
     return result
 
 
-def _edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
-    """A copy of logits float32 [vocab_size] with edits that limit nothing."""
+def _edited(logits: torch.Tensor, one: RuledRow) -> torch.Tensor:
+    """A copy of logits float32 [vocab_size] with bias and penalties, as advance_edits and
+    sample_tokens would make them.
+    """
+    edits, params = edits_of(one, behind=False), one.rules.params
+    counts = np.maximum(edits.counts, 0)
+    taken = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+    factor = np.where(edits.counts == UNSEEN, 1.0, params.repetition_penalty)
     ids = torch.from_numpy(edits.ids.astype(np.int64)).to(logits.device)
-    bias, factor, taken = torch.from_numpy(edits.values).to(logits.device).unbind(1)
-    values = logits[ids] + bias
-    values = torch.where(values > 0, values / factor, values * factor) - taken
-    return logits.index_copy(0, ids, values)
+    values = np.stack([edits.bias, factor, taken]).astype(np.float32)
+    bias, factors, less = torch.from_numpy(values).to(logits.device)
+    changed = logits[ids] + bias
+    changed = torch.where(changed > 0, changed / factors, changed * factors) - less
+    return logits.index_copy(0, ids, changed)
 
 
 def _processed(logits: torch.Tensor, one: RuledRow) -> torch.Tensor:

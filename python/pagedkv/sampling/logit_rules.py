@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.records import PENDING
 from pagedkv.request import Request
 from pagedkv.sampling_params import LogitsProcessor, SamplingParams
 
@@ -62,20 +63,22 @@ class LogitRules:
     def processors(self) -> tuple[LogitsProcessor, ...]:
         return tuple(self.params.logits_processors)
 
-    def penalties(
-        self, token_ids: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The ids of prompt and answer, each once, and what is subtracted from their logits after
-        repetition_penalty: by how often they stand in the answer.
+    @property
+    def lifted_at(self) -> int:
+        """Tokens of the sequence from which on its stop ids are allowed; 0: they always are."""
+        return self.prompt_len + self.params.min_tokens if self.stop_ids.size else 0
+
+    def seen(self, token_ids: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The ids of prompt and answer, each once, and how often they stand in the answer; without
+        the last token while it is PENDING.
 
         Args:
             token_ids: [num_tokens], the request's tokens so far, prompt first.
         """
-        ids, places = np.unique(token_ids, return_inverse=True)
+        known = token_ids[:-1] if token_ids[-1] == PENDING else token_ids
+        ids, places = np.unique(known, return_inverse=True)
         counts = np.bincount(places[self.prompt_len :], minlength=ids.size)
-        taken = self.params.frequency_penalty * counts
-        taken = taken + self.params.presence_penalty * (counts > 0)
-        return ids.astype(np.int64), taken.astype(np.float32)
+        return ids.astype(np.int64), counts
 
     def forbidden(self, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
         """Ids that may not come next, behind token_ids [num_tokens]."""

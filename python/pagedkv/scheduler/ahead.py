@@ -6,7 +6,7 @@ step late, and costs one row that is thrown away. What queues starts beside such
 arrival, and finds the prefixes that the running step computes. Who will have to give up its blocks
 soon leaves beside them (room_ahead.py). Everything else waits for the tokens: room that is lacking
 at once, answers that are forked from a prompt, beams, windows, urgent requests, and requests whose
-logits depend on their tokens.
+logits the host changes by their tokens: functions and bad words of several tokens.
 """
 
 from __future__ import annotations
