@@ -107,7 +107,7 @@ class StepGraphs:
         self, tensors: StepTensors, *, chooses: bool
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """What to replay, and what then has the tokens of the step, or its logits, padding
-        included, until the next replay.
+        included, until the next replay of any graph.
         """
         key = _key(tensors, chooses)
         if key not in self._graphs:
@@ -126,7 +126,29 @@ class StepGraphs:
             if was_collecting:
                 gc.enable()
             graph.capture_end()
-        self._graphs[_key(tensors, chooses)] = graph, result
+        # Logits are large: those of all graphs have the same memory, which all graphs share.
+        kept = result if chooses else _borrowed(result)
+        self._graphs[_key(tensors, chooses)] = graph, kept
+
+
+class _Memory:
+    """num_bytes on a GPU from an address on, as torch.as_tensor takes it."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements, without holding their memory. REQUIRES that others keep it mapped."""
+    storage = tensor.untyped_storage()
+    memory = torch.as_tensor(_Memory(storage.data_ptr(), storage.nbytes()), device=tensor.device)
+    elements = memory.view(tensor.dtype)
+    return elements.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def decode_size(num_rows: int) -> PaddedSize:
