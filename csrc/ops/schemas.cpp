@@ -149,4 +149,10 @@ STABLE_TORCH_LIBRARY(pagedkv, library) {
       "Tensor "
       "is_limited, Tensor rows, Tensor latest, Tensor last_ids, Tensor last_counts, Tensor "
       "last_values, Tensor sent) -> ()");
+
+  // target uint8 [num_bytes] <- the bytes of an open file from offset on; staging uint8
+  // [staging_bytes], pinned, for a target on a GPU alone. All is done when it returns, and the
+  // current stream's earlier work too: it is not for graphs.
+  library.def(
+      "read_file(Tensor(a!) target, int fd, int offset, *, Tensor(b!)? staging=None) -> ()");
 }

@@ -1,4 +1,4 @@
-"""Reading safetensors by many threads: every byte where it belongs, in whatever chunks and however
+"""Reading safetensors by many threads: every byte where it belongs, in whatever parts and however
 many at once; errors name the file and leave no thread behind. On a GPU: tests/cuda."""
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def assert_same(found: dict[str, torch.Tensor]) -> None:
         assert torch.equal(found[name].view(-1).view(torch.uint8), right.view(-1).view(torch.uint8))
 
 
-@pytest.mark.parametrize("chunk_bytes", [16, 1000, 2**20])
+@pytest.mark.parametrize("part_bytes", [16, 1000, 2**20])
 @pytest.mark.parametrize("num_threads", [1, 5])
 @pytest.mark.parametrize("ahead_bytes", [0, 10_000, 2**30])
-def test_tensors_are_the_files_in_any_chunks(
+def test_tensors_are_the_files_in_any_parts(
     file: Path,
     monkeypatch: pytest.MonkeyPatch,
-    chunk_bytes: int,
+    part_bytes: int,
     num_threads: int,
     ahead_bytes: int,
 ) -> None:
-    monkeypatch.setattr(streaming, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(streaming, "_PART_BYTES", part_bytes)
     spans = spans_in(file, list(TENSORS))
     assert [span.offset for span in spans] == sorted(span.offset for span in spans)
     found = dict(stream(spans, "cpu", num_threads=num_threads, ahead_bytes=ahead_bytes))
@@ -94,20 +94,6 @@ def test_only_some_tensors_are_on_their_way_at_once(
     assert 7_844 <= most <= 9_000
 
 
-def test_a_thread_takes_memory_when_it_first_needs_it_and_uses_it_in_turn(file: Path) -> None:
-    (span,) = spans_in(file, ["ids"])
-    cpu = torch.device("cpu")
-    flight = streaming._Flight(span, torch.empty(span.num_bytes, dtype=torch.uint8), 3, None)
-    lane, held = streaming._Lane(cpu), []
-    with file.open("rb") as source:
-        for begin in (0, 1000, 2000):
-            lane.take(source.fileno(), flight, begin, begin + 1000)
-            held.append([piece.data_ptr() for piece in lane._pieces if piece is not None])
-    assert [len(one) for one in held] == [1, 2, 2]
-    assert set(held[0]) < set(held[1]) == set(held[2])
-    assert torch.equal(flight.target[:3000].view(torch.int64), TENSORS["ids"][:375])
-
-
 def num_readers() -> int:
     return sum(thread.name.startswith("weights ") for thread in threading.enumerate())
 
@@ -120,6 +106,15 @@ def test_a_file_that_ends_too_early_is_named_and_no_thread_is_left(file: Path) -
     assert num_readers() == 0
     file.unlink()
     with pytest.raises(ValueError, match=r"model\.safetensors: .*No such file"):
+        dict(stream(spans, "cpu"))
+    assert num_readers() == 0
+
+
+def test_a_file_that_cannot_be_read_is_named(file: Path) -> None:
+    spans = spans_in(file, list(TENSORS))
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ValueError, match=r"model\.safetensors: .*[Ii]s a directory"):
         dict(stream(spans, "cpu"))
     assert num_readers() == 0
 

@@ -1,10 +1,10 @@
 """Safetensors read by many threads at once, straight to where the tensors are to be.
 
-A tensor is cut into chunks. Each thread reads one from the file into pinned memory of its own and
-starts its copy to the GPU on a stream of its own; while that copy runs it reads the next into its
-other piece. So the disk, or the memory that holds the file already, the processor's copies and the
-link all work at the same time, on several tensors at once. On a CPU, for which reading the files'
-own pages is better, it is the same without streams.
+A tensor is cut into parts. Each thread has one read by `pagedkv.ops.files.read_file`, which on a
+GPU goes through pinned memory of the thread's own and its stream: a piece of the part is copied to
+the device while the next one is read. So the disk, or the memory that holds the file already, the
+processor's copies and the link all work at the same time, on several tensors at once, and the
+interpreter, which only one thread can have, is needed a few times a part.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-_CHUNK_BYTES = 8 * 2**20
+from pagedkv.ops.files import read_file
+
+_PART_BYTES = 16 * 2**20
+# Of pinned memory, which takes long to get: a thread's two pieces of a part.
+_STAGING_BYTES = 4 * 2**20
 _MAX_THREADS = 16
 # Tensors on their way at once; a larger one goes alone.
 _AHEAD_BYTES = 2**30
@@ -87,28 +91,25 @@ def spans_in(file: Path, names: Sequence[str]) -> list[Span]:
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A tensor on its way. target: uint8 [num_bytes]. copies: events of copies that were started.
-    REQUIRES the lock for all but target and ready.
-    """
+    """A tensor on its way. target: uint8 [num_bytes]. num_waiting and error REQUIRE the lock."""
 
     span: Span
     target: torch.Tensor
-    num_waiting: int  # chunks not read yet
+    num_waiting: int  # parts that are not there yet
     # The memory of target may have been another tensor's, which the device still reads.
     ready: torch.cuda.Event | None
-    copies: list[torch.cuda.Event] = field(default_factory=list)
     error: BaseException | None = None
 
 
-_Chunk = tuple[_Flight, int, int]  # begin and end in its bytes
+_Part = tuple[_Flight, int, int]  # begin and end in its bytes
 
 
 class _Readers:
-    """Threads that read chunks. Owner of the queue between them and the one who waits."""
+    """Threads that read parts. Owner of the queue between them and the one who waits."""
 
     def __init__(self, device: torch.device, num_threads: int) -> None:
         self._device = device
-        self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        self._parts: queue.SimpleQueue[_Part | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._is_stopped = False
         self._threads = [
@@ -124,27 +125,24 @@ class _Readers:
         if self._device.type == "cuda":
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-        num_chunks = math.ceil(span.num_bytes / _CHUNK_BYTES)
-        flight = _Flight(span, target, num_chunks, ready)
-        for begin in range(0, span.num_bytes, _CHUNK_BYTES):
-            self._chunks.put((flight, begin, min(begin + _CHUNK_BYTES, span.num_bytes)))
+        flight = _Flight(span, target, math.ceil(span.num_bytes / _PART_BYTES), ready)
+        for begin in range(0, span.num_bytes, _PART_BYTES):
+            self._parts.put((flight, begin, min(begin + _PART_BYTES, span.num_bytes)))
         return flight
 
     def wait(self, flight: _Flight) -> torch.Tensor:
-        """The tensor, in the order of the current stream."""
+        """The tensor, all of which is there."""
         with self._changed:
             self._changed.wait_for(lambda: flight.error or not flight.num_waiting)
         if flight.error is not None:
-            raise ValueError(f"{flight.span.file}: {flight.error}") from flight.error
-        for copy in flight.copies:
-            torch.cuda.current_stream(self._device).wait_event(copy)
+            raise ValueError(f"{flight.span.file}: {_told(flight.error)}") from flight.error
         return flight.target.view(flight.span.dtype).view(flight.span.shape)
 
     def stop(self) -> None:
         """Also in the middle; the threads have ended when it returns."""
         self._is_stopped = True
         for _ in self._threads:
-            self._chunks.put(None)
+            self._parts.put(None)
         for thread in self._threads:
             thread.join()
 
@@ -153,91 +151,49 @@ class _Readers:
         with contextlib.ExitStack() as files:
             opened: dict[Path, int] = {}
             lane = _Lane(self._device)
-            while (chunk := self._chunks.get()) is not None:
+            while (part := self._parts.get()) is not None:
                 if self._is_stopped:
                     continue
-                flight, begin, end = chunk
-                copy, error = None, None
+                flight, begin, end = part
+                error = None
                 try:
                     path = flight.span.file
                     if path not in opened:
                         opened[path] = files.enter_context(path.open("rb", buffering=0)).fileno()
-                    copy = lane.take(opened[path], flight, begin, end)
+                    lane.take(opened[path], flight, begin, end)
                 except Exception as caught:
                     error = caught
                 with self._changed:
                     flight.num_waiting -= 1
                     flight.error = flight.error or error
-                    if copy is not None:
-                        flight.copies.append(copy)
-                    if error is not None or not flight.num_waiting:
+                    if flight.error is not None or not flight.num_waiting:
                         self._changed.notify_all()
-            lane.finish()
 
 
 class _Lane:
-    """One thread's way to the device: its stream and two pinned pieces, used alternately. Made and
-    used by that thread, whose current stream it is.
-
-    A call that lets other threads run may have to wait for the interpreter afterwards, so a chunk
-    makes few of them.
+    """One thread's way to the device: on a GPU a stream and pinned memory. Made and used by that
+    thread, whose current stream it is.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._turn = 0
-        self._ends: list[torch.cuda.Event | None] = [None, None]
-        self._pieces: list[torch.Tensor | None] = [None, None]
-        if self._on_gpu:
+        self._stream: torch.cuda.Stream | None = None
+        self._staging: torch.Tensor | None = None
+        if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             torch.cuda.set_stream(self._stream)
 
-    def take(self, fd: int, flight: _Flight, begin: int, end: int) -> torch.cuda.Event | None:
-        """Read bytes [begin, end) of a tensor and start their copy; the event behind it."""
-        target, offset = flight.target[begin:end], flight.span.offset + begin
-        self._turn = 1 - self._turn
-        previous = self._ends[self._turn]
-        if previous is not None and not _has_passed(previous):
-            previous.synchronize()
-        piece = self._piece()[: end - begin]
-        _read(fd, piece, offset)
-        if flight.ready is None:
-            target.copy_(piece)
-            return None
-        if not _has_passed(flight.ready):
+    def take(self, fd: int, flight: _Flight, begin: int, end: int) -> None:
+        """Bring bytes [begin, end) of a tensor to where they are to be."""
+        if self._stream is not None and flight.ready is not None:
             self._stream.wait_event(flight.ready)
-        target.copy_(piece, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(self._stream)
-        self._ends[self._turn] = done
-        return done
-
-    def _piece(self) -> torch.Tensor:
-        """The one whose turn it is. Pinned when it is first needed."""
-        piece = self._pieces[self._turn]
-        if piece is None:
-            piece = torch.empty(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=self._on_gpu)
-            self._pieces[self._turn] = piece
-        return piece
-
-    def finish(self) -> None:
-        """Nothing reads the pinned pieces any more."""
-        for end in self._ends:
-            if end is not None:
-                end.synchronize()
+            if self._staging is None:
+                self._staging = torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
+        offset = flight.span.offset + begin
+        read_file(flight.target[begin:end], fd, offset, staging=self._staging)
 
 
-def _has_passed(event: torch.cuda.Event) -> bool:
-    return bool(event.query())  # type: ignore[no-untyped-call]
-
-
-def _read(fd: int, target: torch.Tensor, offset: int) -> None:
-    memory = target.numpy().data
-    while memory:
-        count = os.preadv(fd, [memory], offset)
-        if count == 0:
-            raise OSError(f"it ends before byte {offset + len(memory)}")
-        memory, offset = memory[count:], offset + count
+def _told(error: BaseException) -> str:
+    return str(error).removeprefix("pagedkv::read_file: ")
 
 
 def stream(
