@@ -1,4 +1,4 @@
-// read_file on the CPU: the system copies from its pages, or the disk, to where the bytes are to be.
+// read_file on the CPU: the system copies from its pages, or the disk, to where bytes are to be.
 #include "pagedkv/kernels/read_file.h"
 
 namespace pagedkv::cpu {

@@ -2,11 +2,12 @@
 // half's copy to the device runs. The disk (or the processor, where the system has the file in
 // memory) and the link work at the same time; several threads, each on a stream of its own, keep
 // both busy. Every byte moves over the link once: its rate is the floor.
+#include "pagedkv/kernels/read_file.h"
+
 #include <algorithm>
 #include <stdexcept>
 
 #include "cuda/device/launch.h"
-#include "pagedkv/kernels/read_file.h"
 
 namespace pagedkv::cuda {
 namespace {

@@ -24,10 +24,11 @@ import torch
 
 from pagedkv.ops.files import read_file
 
-_PART_BYTES = 16 * 2**20
+_PART_BYTES = 32 * 2**20
 # Of pinned memory, which takes long to get: a thread's two pieces of a part.
 _STAGING_BYTES = 4 * 2**20
-_MAX_THREADS = 16
+# So many fill the link; more take the processor from the one that uses the tensors.
+_MAX_THREADS = 12
 # Tensors on their way at once; a larger one goes alone.
 _AHEAD_BYTES = 2**30
 _DTYPES = {
@@ -203,12 +204,12 @@ def stream(
     num_threads: int | None = None,
     ahead_bytes: int = _AHEAD_BYTES,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor on the device) of each span, in their order. A tensor is the caller's, valid in
-    the order of the stream that is current when it comes.
+    """(name, tensor on the device) of each span, in their order. A tensor is the caller's, and its
+    bytes are there; its memory is of the stream that is current while the iterator runs.
 
     Args:
-        num_threads: None: one for each processor, at most 16.
-        ahead_bytes: of tensors on their way at once; one at least.
+        num_threads: None: one for each processor, at most 12.
+        ahead_bytes: of tensors on their way at once, beside the caller's; one at least.
 
     Raises:
         ValueError: a file cannot be read, or ends too early; it names the file.
@@ -218,13 +219,21 @@ def stream(
     flights: deque[_Flight] = deque()
     waiting = deque(spans)
     num_bytes = 0
+
+    def start() -> None:
+        nonlocal num_bytes
+        while waiting and (not flights or num_bytes + waiting[0].num_bytes <= ahead_bytes):
+            flights.append(readers.start(waiting.popleft()))
+            num_bytes += flights[-1].span.num_bytes
+
     try:
-        while flights or waiting:
-            while waiting and (not flights or num_bytes + waiting[0].num_bytes <= ahead_bytes):
-                flights.append(readers.start(waiting.popleft()))
-                num_bytes += flights[-1].span.num_bytes
+        start()
+        while flights:
             flight = flights.popleft()
             num_bytes -= flight.span.num_bytes
-            yield flight.span.name, readers.wait(flight)
+            tensor = readers.wait(flight)
+            start()  # before the caller, who may take long, has it
+            yield flight.span.name, tensor
+            del flight, tensor
     finally:
         readers.stop()
