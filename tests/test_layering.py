@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "text": VALUES,
     "block_manager": VALUES,
     "kv_cache": VALUES | {"ops"},
-    "weights": VALUES,
+    "weights": VALUES | {"ops"},
     "scheduler": VALUES | {"block_manager"},
     "models": VALUES | {"ops"},
     "sampling": VALUES | {"ops"},
