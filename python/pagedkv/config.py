@@ -109,8 +109,8 @@ class SchedulerConfig:
             decodes.
         max_num_paced_tokens: most tokens in a step with decodes while no prompt is in a hurry
             (scheduler/pace.py): for lists of requests with answers of different known lengths, on
-            models whose weights take long to read. 0: max_num_batched_tokens. Else above
-            max_num_seqs, so that decodes leave some to prompts, and at most that.
+            models whose weights take long to read. 0: max_num_batched_tokens. Else at
+            least max_num_seqs, so that decodes leave some to a prompt that runs, and at most that.
         scheduling_policy: fcfs runs requests in order of arrival. priority runs urgent ones (lower
             value of `priority`) first; an urgent one displaces running ones that are less urgent,
             and its prompt gets a step's tokens before theirs.
@@ -159,10 +159,10 @@ class SchedulerConfig:
             )
         _keep_integer(self, "max_num_paced_tokens", 0)
         if self.max_num_paced_tokens and not (
-            self.max_num_seqs < self.max_num_paced_tokens <= self.max_num_batched_tokens
+            self.max_num_seqs <= self.max_num_paced_tokens <= self.max_num_batched_tokens
         ):
             raise ValueError(
-                f"max_num_paced_tokens is {self.max_num_paced_tokens}: it must be 0, or above "
+                f"max_num_paced_tokens is {self.max_num_paced_tokens}: it must be 0, or at least "
                 f"max_num_seqs {self.max_num_seqs} and at most max_num_batched_tokens "
                 f"{self.max_num_batched_tokens}"
             )

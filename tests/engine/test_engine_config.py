@@ -68,7 +68,10 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ({"max_num_overtakes": -1}, "max_num_overtakes must be at least 0"),
         ({"max_num_paced_tokens": 300, "scheduling_policy": "priority"}, "paced under 'fcfs' only"),
         ({"max_num_paced_tokens": -1}, "max_num_paced_tokens must be at least 0"),
-        ({"max_num_paced_tokens": 256}, "256: it must be 0, or above max_num_seqs 256 and at most"),
+        (
+            {"max_num_paced_tokens": 255},
+            "255: it must be 0, or at least max_num_seqs 256 and at most",
+        ),
         ({"max_num_paced_tokens": 2049}, "2049: it must be 0, .* max_num_batched_tokens 2048"),
         ({"reserve_after_preemptions": 0}, "reserve_after_preemptions must be at least 1"),
         ({"max_cudagraph_capture_size": -1}, "max_cudagraph_capture_size must be at least 0"),

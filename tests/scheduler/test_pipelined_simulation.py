@@ -99,7 +99,7 @@ def made(rng: random.Random, kind: type[Pipelined] = Pipelined) -> Pipelined:
         block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + num_more,
-        max_num_paced_tokens=max_num_seqs + 1 if num_more == 40 and policy == "fcfs" else 0,
+        max_num_paced_tokens=max_num_seqs if num_more == 40 and policy == "fcfs" else 0,
         max_model_len=max_model_len,
         enable_prefix_caching=rng.random() < 0.8,
         watermark=rng.choice([0.0, 0.01, 0.3]),
