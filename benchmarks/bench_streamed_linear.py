@@ -1,4 +1,4 @@
-"""streamed_linear on the GPU at 1 to 128 rows of Llama-3.1-8B's and Qwen3-0.6B's matrices, against
+"""streamed_linear on the GPU at 1 to 256 rows of Llama-3.1-8B's and Qwen3-0.6B's matrices, against
 torch.nn.functional.linear, which is cuBLAS.
 
 Bytes are those of the weights: out_features * in_features * 2. A percentage is of the measured read
@@ -20,7 +20,7 @@ from gpu_timing import L2_BYTES, Ceilings, graph_us, measure_ceilings
 from pagedkv import ops
 from pagedkv.ops import reference
 
-ROWS = (1, 2, 4, 8, 9, 16, 24, 32, 48, 64, 72, 96, 128)
+ROWS = (1, 2, 4, 8, 9, 16, 24, 32, 48, 64, 72, 96, 128, 136, 160, 192, 224, 256)
 CALLS = 24  # of each form, in one graph
 
 

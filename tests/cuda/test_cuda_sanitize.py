@@ -209,6 +209,7 @@ SANITIZE: dict[str, Run] = {
     "bare_vectors": lambda m, d: bare(m, d, 128, 128, 4096),
     "bare_elements": lambda m, d: bare(m, d, 46, 20, 99),
     "products_one_row": lambda m, d: products(m, d, 1, 1024, 2144),
+    "products_wide": lambda m, d: products(m, d, 130, 328, 464),
     "products_rows": lambda m, d: products(m, d, 7, 1000, 176),
     "products_long_rows": lambda m, d: products(m, d, 8, 8192, 48),
     "products_clusters": lambda m, d: products(m, d, 9, 1024, 2144),

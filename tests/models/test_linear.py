@@ -108,6 +108,40 @@ def test_what_is_streamed(dtype, device, shape, capability, rows, monkeypatch) -
     assert linear.streamed_rows(dtype, torch.device(device), *shape) == rows
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape", "multiprocessors", "rows"),
+    [
+        (torch.bfloat16, (28672, 4096), 132, 256),
+        (torch.float16, (28672, 4096), 132, 256),
+        (torch.float32, (28672, 4096), 132, 0),
+        (torch.bfloat16, (28672, 4096), 114, 0),  # a round and a bit
+        (torch.bfloat16, (28672, 4096), 160, 0),  # many idle
+        (torch.bfloat16, (28672, 3072), 132, 0),
+        (torch.bfloat16, (6144, 4096), 132, 0),
+    ],
+)
+def test_what_is_gated_inside(dtype, shape, multiprocessors, rows, monkeypatch) -> None:
+    class Properties:
+        multi_processor_count = multiprocessors
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    assert linear.gated_rows(dtype, torch.device("cuda"), *shape) == rows
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_more_rows_are_streamed_with_a_gate_behind_them(has_bias, monkeypatch) -> None:
+    monkeypatch.setattr(linear, "gated_rows", lambda *_: 15)
+    layer, matrix = loaded(6, 16, streams=True, has_bias=has_bias, monkeypatch=monkeypatch)
+    most = 12 if has_bias else 15
+    assert [n for n in range(20) if layer.streams(n, "silu_and_mul")] == list(range(most + 1))
+    assert not layer.streams(13)
+    x, out = torch.randn(most, 16), torch.empty(most, 3)
+    layer.stream_(out, x, epilogue="silu_and_mul")
+    gate, up = (x @ matrix.T + has_bias * torch.arange(6.0)).chunk(2, dim=-1)
+    torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up)
+
+
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("num_rows", [0, 1, 8, 9, 13])
 def test_streamed_or_not_the_product_is_the_same(streams, num_rows, monkeypatch) -> None:

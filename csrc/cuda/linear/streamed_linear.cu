@@ -7,6 +7,7 @@
 #include "cuda/linear/cluster_linear.h"
 #include "cuda/linear/plain_linear.cuh"
 #include "cuda/linear/streamed_linear_kernel.cuh"
+#include "cuda/linear/wide_linear.h"
 #include "pagedkv/kernels/cuda_launchers.h"
 
 namespace pagedkv::cuda {
@@ -119,6 +120,7 @@ void launch_streamed_linear(const StreamedLinearParams& params, StreamHandle str
       if (params.num_tokens > kRowsOfOneBlock && can_cluster_linear(params)) {
         return launch_cluster_linear(params, at);
       }
+      if (can_wide_linear(params)) return launch_wide_linear(params, at);
       if (params.num_tokens <= kMaxSlicedRows && can_stream(slice_of(params, 0)) &&
           has_stream<T>()) {
         for (int64_t token = 0; token < params.num_tokens; token += Traits::kRows) {

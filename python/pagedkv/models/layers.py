@@ -249,7 +249,7 @@ class GatedMLP:
         """residual [num_tokens, hidden_size] <- residual + self(norm(residual)). REQUIRES adds."""
         num_rows = residual.shape[0]
         inner = residual.new_empty(num_rows, self._size)
-        if self._gate is _silu_and_mul and self._gate_up.streams(num_rows):
+        if self._gate is _silu_and_mul and self._gate_up.streams(num_rows, "silu_and_mul"):
             self._gate_up.stream_(inner, residual, norm.norm, "silu_and_mul")
         elif self._folds:
             self._gate(inner, self._gate_up(residual), residual, norm.norm.epsilon)

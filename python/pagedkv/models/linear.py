@@ -7,7 +7,7 @@ row also has the same bits whatever rows are multiplied with it.
 
 On a GPU it is torch's product, but for the few rows of small decodes pagedkv's own, whose time is
 that of reading the weights, and which adds behind it, and for the fewest norms before it, without
-further kernels.
+further kernels; and for the rows of larger decodes where the gate is behind it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 MAX_ROWS_OF_ANY_SHAPE = 8
 MAX_STREAMED_ROWS = 32  # from here on the L2 and the sums at each kernel's end count, ...
 MAX_STREAMED_LONG_ROWS, LONG = 128, 4096  # ... but for rows of so many in_features
+# With a gate behind it, and where its blocks, each for so many columns, are a round of the
+# multiprocessors that leaves few of them idle: benchmarks/results/2026-11-30-wide-products.md.
+MAX_GATED_ROWS, COLUMNS_OF_BLOCK, MIN_BUSY = 256, 112, 0.9
 
 
 class Norm(NamedTuple):
@@ -47,6 +50,20 @@ def streamed_rows(
     if out_features % 16:
         return MAX_ROWS_OF_ANY_SHAPE
     return MAX_STREAMED_LONG_ROWS if in_features >= LONG else MAX_STREAMED_ROWS
+
+
+def gated_rows(
+    dtype: torch.dtype, device: torch.device, out_features: int, in_features: int
+) -> int:
+    """For how many rows at most, of more than are streamed, a product without a bias is faster with
+    the gate inside than torch's and the gate's kernel; 0: for none.
+    """
+    if streamed_rows(dtype, device, out_features, in_features) < MAX_STREAMED_LONG_ROWS:
+        return 0
+    blocks = -(-out_features // (2 * COLUMNS_OF_BLOCK))
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    is_round = MIN_BUSY * multiprocessors <= blocks <= multiprocessors
+    return MAX_GATED_ROWS if is_round else 0
 
 
 def norms_inside(num_rows: int, in_features: int) -> bool:
@@ -97,7 +114,15 @@ class Linear:
     then: whoever goes on with it multiplies rows by the norm's scale and adds late_bias.
     """
 
-    __slots__ = ("_bias", "_max_streamed_rows", "_product", "_streamed", "_transposed", "late_bias")
+    __slots__ = (
+        "_bias",
+        "_max_gated_rows",
+        "_max_streamed_rows",
+        "_product",
+        "_streamed",
+        "_transposed",
+        "late_bias",
+    )
 
     def __init__(
         self,
@@ -119,18 +144,21 @@ class Linear:
                 self.late_bias, self._bias = self._bias, None
             self._product = make(matrix, self._bias)
             self._transposed = None if make is packed_product else matrix.T
-            self._max_streamed_rows = streamed_rows(
-                parameters.dtype, parameters.device, *matrix.shape
-            )
+            kind = (parameters.dtype, parameters.device, *matrix.shape)
+            self._max_streamed_rows = self._max_gated_rows = streamed_rows(*kind)
             if self._max_streamed_rows:
                 self._streamed = matrix
+                if self._bias is None:
+                    self._max_gated_rows = max(self._max_streamed_rows, gated_rows(*kind))
 
         make = packed_product if can_pack(parameters.dtype, parameters.runs_on) else plain_product
         parameters.when_loaded(prepare)
 
-    def streams(self, num_rows: int) -> bool:
+    def streams(self, num_rows: int, epilogue: str = "store") -> bool:
         """Whether the weights are streamed for so many rows: stream_ is the faster form."""
-        return self._streamed is not None and num_rows <= self._max_streamed_rows
+        gates = epilogue == "silu_and_mul"
+        most = self._max_gated_rows if gates else self._max_streamed_rows
+        return self._streamed is not None and num_rows <= most
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not self.streams(x.shape[0]):
@@ -154,7 +182,7 @@ class Linear:
     def stream_(
         self, out: torch.Tensor, x: torch.Tensor, norm: Norm | None = None, epilogue: str = "store"
     ) -> None:
-        """out [n, out] <- what ops.streamed_linear makes of it. REQUIRES streams(n)."""
+        """out [n, out] <- what ops.streamed_linear makes of it. REQUIRES streams(n, epilogue)."""
         assert self._streamed is not None
         if norm is not None and not norms_inside(*x.shape):
             normed = torch.empty_like(x)

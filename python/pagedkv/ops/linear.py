@@ -1,4 +1,4 @@
-"""The product of a few rows with a weight matrix, bound by the reading of the weights.
+"""The product of the rows of a decode with a weight matrix, with what is before and behind it.
 
 Only a thin call of the registered operator lives here: checks and kernels are in `csrc/`.
 """
@@ -26,13 +26,15 @@ def streamed_linear(
     y = x @ weight.T + bias, rounded to its dtype, where x is `input` or, with `norm_weight`,
     rms_norm(input). "store": out = y. "add": out = out + y. "silu_and_mul": out = silu(y's left
     half) * y's right half. Sums are fp32; a row's result does not depend on the rows beside it, nor
-    on their number, as long as that stays within 1 to 4 or 5 to 128; with a norm, within 1 to
-    128.
+    on their number, as long as that stays within 1 to 4, 5 to 128 or 129 to 256; with a norm,
+    within 1 to 128.
 
     For decoding: it is fast for at most 128 rows of bf16 or fp16 on a GPU of compute capability
     9.0, with in_features a multiple of 64 and 16-byte aligned rows. Five rows and more need
     out_features of a multiple of 8, for "silu_and_mul" of 16, and code compiled for 9.0a. With a
     norm it is fast for at most 8 rows and (num_tokens + 1) * in_features of at most 73,728.
+    "silu_and_mul" of 129 to 256 rows is fast without norm and bias, with out_features a multiple of
+    16 and 16-byte aligned rows of all three.
     Anything else is computed too, eight rows at a time or at a small part of the speed of torch's
     product.
 
