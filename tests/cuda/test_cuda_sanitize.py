@@ -150,10 +150,11 @@ def products(module, device, tokens: int, size: int, columns: int) -> list[Tenso
     x = torch.randn(tokens, size, device=device).to(BF16)
     weight = (torch.randn(columns, size, device=device) / size**0.5).to(BF16)
     bias, norm = torch.randn(columns, device=device).to(BF16), torch.rand(size, device=device)
-    outs = [torch.randn(tokens, columns, device=device).to(BF16) for _ in range(2)]
+    outs = [torch.randn(tokens, columns, device=device).to(BF16) for _ in range(3)]
     gated = torch.empty(tokens, columns // 2, dtype=BF16, device=device)
     module.streamed_linear(outs[0], x, weight)
     module.streamed_linear(outs[1], x, weight, bias=bias, epilogue="add")
+    module.streamed_linear(outs[2], x, weight, epilogue="add")
     more = {"norm_weight": norm.to(BF16), "epsilon": 1e-5} if tokens <= 8 else {}
     module.streamed_linear(gated, x, weight, epilogue="silu_and_mul", **more)
     return [*outs, gated]
@@ -217,6 +218,7 @@ SANITIZE: dict[str, Run] = {
     "products_passes": lambda m, d: products(m, d, 32, 128, 70_016),
     "products_many_rows": lambda m, d: products(m, d, 90, 704, 2144),
     "products_many_wide_rows": lambda m, d: products(m, d, 120, 192, 28_672),
+    "products_tiles": lambda m, d: products(m, d, 300, 640, 528),
     "products_elements": lambda m, d: products(m, d, 3, 99, 34),
 }
 

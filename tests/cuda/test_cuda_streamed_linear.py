@@ -55,7 +55,18 @@ WIDE = [
     (192, 192, 32000),  # more blocks than multiprocessors
     (255, 192, 32000),
 ]
+# Of many rows, in tiles.
+TILED = [
+    (257, 576, 16),  # one box of columns, as few steps as there may be
+    (300, 14336, 144),  # more steps than stages, halves that are no whole tiles
+    (512, 640, 512),
+    (1000, 1024, 4112),  # rows and columns that do not fill the last tiles
+    (1025, 640, 14336),  # several tiles a cluster, of which one's second block has no rows
+    (2048, 4096, 512),
+    (4500, 576, 1024),  # several groups of rows
+]
 OTHERS = [
+    (300, 512, 64),  # too few steps
     (129, 64, 32),
     (130, 256, 80),
     (200, 99, 34),
@@ -95,7 +106,7 @@ def made(
 def options(
     size: tuple[int, int, int], dtype: torch.dtype, normed: bool, device: torch.device
 ) -> dict[str, object]:
-    if not normed or (min(size[0], 8) + 1) * size[1] > 73728:
+    if not normed or (min(size[0], 8) + 1) * size[1] > 73728 or size in TILED:
         return {}
     bias = torch.randn(size[2], device=device).to(dtype)
     if size[0] > 32:  # more rows are normed eight at a time, fewer too
@@ -110,9 +121,9 @@ def options(
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
-@pytest.mark.parametrize("size", STREAMED + CLUSTERED + WIDE + OTHERS, ids=str)
+@pytest.mark.parametrize("size", STREAMED + CLUSTERED + WIDE + TILED + OTHERS, ids=str)
 def test_it_matches_the_oracle(size, dtype, epilogue, normed, device) -> None:
-    if dtype == torch.float32 and size in WIDE:
+    if dtype == torch.float32 and size in WIDE + TILED:
         pytest.skip("OTHERS has what only the plain kernel takes")
     out, x, weight = made(size, dtype, epilogue, device)
     more = options(size, dtype, normed, device)
@@ -170,6 +181,18 @@ def test_a_row_has_the_same_bits_beside_128_to_255_others_and_again(size, epilog
     old = out.clone()
     ops.streamed_linear(out, x, weight, epilogue=epilogue)
     for first, end in ((0, 256), (0, 129), (3, 195), (127, 256), (50, 250), (7, 200)):
+        part = old[first:end].clone()
+        ops.streamed_linear(part, x[first:end], weight, epilogue=epilogue)
+        assert_same(part, out[first:end], f"rows {first} to {end}")
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("size", TILED, ids=str)
+def test_a_row_has_the_same_bits_beside_more_than_256_others(size, epilogue, device) -> None:
+    out, x, weight = made((1100, *size[1:]), torch.bfloat16, epilogue, device)
+    old = out.clone()
+    ops.streamed_linear(out, x, weight, epilogue=epilogue)
+    for first, end in ((0, 1100), (0, 257), (7, 400), (129, 1025), (800, 1100)):
         part = old[first:end].clone()
         ops.streamed_linear(part, x[first:end], weight, epilogue=epilogue)
         assert_same(part, out[first:end], f"rows {first} to {end}")

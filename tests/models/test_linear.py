@@ -142,6 +142,32 @@ def test_more_rows_are_streamed_with_a_gate_behind_them(has_bias, monkeypatch) -
     torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "capability", "shape", "rows"),
+    [
+        (torch.bfloat16, (9, 0), (28672, 4096), 768),
+        (torch.float16, (9, 0), (6144, 1024), 768),
+        (torch.float32, (9, 0), (28672, 4096), None),
+        (torch.bfloat16, (8, 0), (28672, 4096), None),
+        (torch.bfloat16, (9, 0), (28672, 4000), None),
+        (torch.bfloat16, (9, 0), (28680, 4096), None),  # halves that are no multiple of 8
+        (torch.bfloat16, (9, 0), (1536, 512), None),  # too short to put a tile away beside the next
+    ],
+)
+def test_what_is_gated_inside_for_many_rows(dtype, capability, shape, rows, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert linear.tiled_rows(dtype, torch.device("cuda"), *shape) == rows
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_many_rows_are_gated_inside_without_a_bias(has_bias, monkeypatch) -> None:
+    monkeypatch.setattr(linear, "tiled_rows", lambda *_: 15)
+    layer, _ = loaded(6, 16, streams=True, has_bias=has_bias, monkeypatch=monkeypatch)
+    gated = [n for n in range(18) if layer.streams(n, "silu_and_mul")]
+    assert gated == [*range(13), *([] if has_bias else range(15, 18))]
+    assert [n for n in range(18) if layer.streams(n, "add")] == list(range(13))
+
+
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("num_rows", [0, 1, 8, 9, 13])
 def test_streamed_or_not_the_product_is_the_same(streams, num_rows, monkeypatch) -> None:

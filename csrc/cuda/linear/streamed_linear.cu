@@ -7,6 +7,7 @@
 #include "cuda/linear/cluster_linear.h"
 #include "cuda/linear/plain_linear.cuh"
 #include "cuda/linear/streamed_linear_kernel.cuh"
+#include "cuda/linear/tiled_linear.h"
 #include "cuda/linear/wide_linear.h"
 #include "pagedkv/kernels/cuda_launchers.h"
 
@@ -127,6 +128,9 @@ void launch_streamed_linear(const StreamedLinearParams& params, StreamHandle str
           launch_stream<T>(slice_of(params, token), at);
         }
         return;
+      }
+      if (params.num_tokens > kMaxSlicedRows && can_tiled_linear(params)) {
+        return launch_tiled_linear(params, at);
       }
     }
     launch_plain_linear<T>(params, at);

@@ -238,8 +238,14 @@ class GatedMLP:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
         inner = x.new_empty(x.shape[0], self._size)
-        self._gate(inner, self._gate_up(x), None, 0.0)
+        if self._gates_inside(x.shape[0]):
+            self._gate_up.stream_(inner, x, epilogue="silu_and_mul")
+        else:
+            self._gate(inner, self._gate_up(x), None, 0.0)
         return self._down(inner)
+
+    def _gates_inside(self, num_rows: int) -> bool:
+        return self._gate is _silu_and_mul and self._gate_up.streams(num_rows, "silu_and_mul")
 
     def adds(self, num_rows: int) -> bool:
         """Whether add_to_ may be called for so many rows."""
@@ -249,7 +255,7 @@ class GatedMLP:
         """residual [num_tokens, hidden_size] <- residual + self(norm(residual)). REQUIRES adds."""
         num_rows = residual.shape[0]
         inner = residual.new_empty(num_rows, self._size)
-        if self._gate is _silu_and_mul and self._gate_up.streams(num_rows, "silu_and_mul"):
+        if self._gates_inside(num_rows):
             self._gate_up.stream_(inner, residual, norm.norm, "silu_and_mul")
         elif self._folds:
             self._gate(inner, self._gate_up(residual), residual, norm.norm.epsilon)

@@ -7,7 +7,7 @@ row also has the same bits whatever rows are multiplied with it.
 
 On a GPU it is torch's product, but for the few rows of small decodes pagedkv's own, whose time is
 that of reading the weights, and which adds behind it, and for the fewest norms before it, without
-further kernels; and for the rows of larger decodes where the gate is behind it.
+further kernels; and for the rows of larger decodes and of prompts where the gate is behind it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ MAX_STREAMED_LONG_ROWS, LONG = 128, 4096  # ... but for rows of so many in_featu
 # With a gate behind it, and where its blocks, each for so many columns, are a round of the
 # multiprocessors that leaves few of them idle: benchmarks/results/2026-11-30-wide-products.md.
 MAX_GATED_ROWS, COLUMNS_OF_BLOCK, MIN_BUSY = 256, 112, 0.9
+# Measured in benchmarks/results/2026-11-30-tiled-products.md, against torch's product and a gate.
+MIN_TILED_ROWS, MIN_TILED_FEATURES = 768, 576
 
 
 class Norm(NamedTuple):
@@ -64,6 +66,17 @@ def gated_rows(
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     is_round = MIN_BUSY * multiprocessors <= blocks <= multiprocessors
     return MAX_GATED_ROWS if is_round else 0
+
+
+def tiled_rows(
+    dtype: torch.dtype, device: torch.device, out_features: int, in_features: int
+) -> int | None:
+    """From how many rows on a product with gate and up weights is faster with the gate inside;
+    None: never. Without a bias.
+    """
+    if streamed_rows(dtype, device, out_features, in_features) <= MAX_ROWS_OF_ANY_SHAPE:
+        return None
+    return MIN_TILED_ROWS if in_features >= MIN_TILED_FEATURES else None
 
 
 def norms_inside(num_rows: int, in_features: int) -> bool:
@@ -118,6 +131,7 @@ class Linear:
         "_bias",
         "_max_gated_rows",
         "_max_streamed_rows",
+        "_min_tiled_rows",
         "_product",
         "_streamed",
         "_transposed",
@@ -146,19 +160,25 @@ class Linear:
             self._transposed = None if make is packed_product else matrix.T
             kind = (parameters.dtype, parameters.device, *matrix.shape)
             self._max_streamed_rows = self._max_gated_rows = streamed_rows(*kind)
+            self._min_tiled_rows: int | None = None
             if self._max_streamed_rows:
                 self._streamed = matrix
                 if self._bias is None:
                     self._max_gated_rows = max(self._max_streamed_rows, gated_rows(*kind))
+                    self._min_tiled_rows = tiled_rows(*kind)
 
         make = packed_product if can_pack(parameters.dtype, parameters.runs_on) else plain_product
         parameters.when_loaded(prepare)
 
     def streams(self, num_rows: int, epilogue: str = "store") -> bool:
-        """Whether the weights are streamed for so many rows: stream_ is the faster form."""
-        gates = epilogue == "silu_and_mul"
-        most = self._max_gated_rows if gates else self._max_streamed_rows
-        return self._streamed is not None and num_rows <= most
+        """Whether the weights are streamed for so many rows, or multiplied in tiles with the gate
+        behind them: stream_ is the faster form."""
+        if self._streamed is None:
+            return False
+        if epilogue != "silu_and_mul":
+            return num_rows <= self._max_streamed_rows
+        least = self._min_tiled_rows
+        return num_rows <= self._max_gated_rows or (least is not None and num_rows >= least)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not self.streams(x.shape[0]):

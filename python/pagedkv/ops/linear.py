@@ -1,4 +1,4 @@
-"""The product of the rows of a decode with a weight matrix, with what is before and behind it.
+"""The product of rows with a weight matrix, with what a decoder layer does before and behind it.
 
 Only a thin call of the registered operator lives here: checks and kernels are in `csrc/`.
 """
@@ -26,8 +26,8 @@ def streamed_linear(
     y = x @ weight.T + bias, rounded to its dtype, where x is `input` or, with `norm_weight`,
     rms_norm(input). "store": out = y. "add": out = out + y. "silu_and_mul": out = silu(y's left
     half) * y's right half. Sums are fp32; a row's result does not depend on the rows beside it, nor
-    on their number, as long as that stays within 1 to 4, 5 to 128 or 129 to 256; with a norm,
-    within 1 to 128.
+    on their number, as long as that stays within 1 to 4, 5 to 128, 129 to 256 or 257 and more; with
+    a norm, within 1 to 128.
 
     For decoding: it is fast for at most 128 rows of bf16 or fp16 on a GPU of compute capability
     9.0, with in_features a multiple of 64 and 16-byte aligned rows. Five rows and more need
@@ -35,6 +35,10 @@ def streamed_linear(
     norm it is fast for at most 8 rows and (num_tokens + 1) * in_features of at most 73,728.
     "silu_and_mul" of 129 to 256 rows is fast without norm and bias, with out_features a multiple of
     16 and 16-byte aligned rows of all three.
+
+    For prompts: more than 128 rows are multiplied at the speed of torch's product, if there is
+    neither norm nor bias, in_features is a multiple of 64 and at least 576, and rows of `out` are
+    a multiple of 8 elements and 16-byte aligned as well.
     Anything else is computed too, eight rows at a time or at a small part of the speed of torch's
     product.
 
