@@ -77,8 +77,8 @@ OPTIONS: dict[str, object] = {
 }
 
 # Weights that take longer to read than a few hundred rows take to multiply: prompts in no hurry are
-# multiplied beside decodes.
-OPTIONS_OF: dict[str, dict[str, object]] = {"Llama-3.1-8B": {"max_num_paced_tokens": 320}}
+# multiplied beside decodes, up to as many rows as have a product with the gate inside.
+OPTIONS_OF: dict[str, dict[str, object]] = {"Llama-3.1-8B": {"max_num_paced_tokens": 256}}
 
 # A pool of 80,000 tokens for requests that have 276,000 at their ends. It is to be full soon, so
 # more of a step's tokens are of prompts.
