@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from pagedkv.config import EngineConfig
 from pagedkv.engine.memory_plan import predict
 from pagedkv.models import ModelConfig
 from pagedkv.plan import GPUS, find_gpu, make_plan
+from pagedkv.records import MemoryPlan
 from pagedkv.weights import read_config
 
 SHAPE: dict[str, object] = {
@@ -76,12 +76,16 @@ def test_what_is_planned_is_taken(tmp_path: Path, options: dict[str, Any]) -> No
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     taken = json.loads(done.stdout.splitlines()[-1])
+
+    def predict_beside(*args: Any, others_bytes: int = 0, **kwargs: Any) -> MemoryPlan:
+        return predict(*args, others_bytes=others_bytes + others, **kwargs)
+
     plan = make_plan(
         EngineConfig.from_options(str(tmp_path), **options),
         ModelConfig.from_dict(read_config(tmp_path)),
         torch.bfloat16,
         find_gpu(None, memory_bytes=taken["total_bytes"]),
-        partial(predict, others_bytes=others),
+        predict_beside,
     ).fit.memory
     print(taken, plan)
     assert taken["before"] - others < 2**30, "others take memory meanwhile: it wants the card alone"
