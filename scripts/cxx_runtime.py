@@ -29,7 +29,7 @@ def link_flags(compiler: Any, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "probe.cpp"
     source.write_text(_PROBE)
-    objects = compiler.compile([str(source)], extra_postargs=["-fPIC"])
+    objects = compiler.compile([str(source)], output_dir=str(folder), extra_postargs=["-fPIC"])
     for flags in ([], SHARED_RUNTIME):
         probe = folder / f"probe{len(flags)}.so"
         compiler.link_shared_object(objects, str(probe), extra_postargs=flags, target_lang="c++")

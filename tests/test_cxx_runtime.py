@@ -87,7 +87,10 @@ def test_the_shared_runtime_is_added_only_where_it_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiler = compiler_as_cxx(tmp_path, monkeypatch, *flags)
+    (tmp_path / "current").mkdir()
+    monkeypatch.chdir(tmp_path / "current")
     assert runtime.link_flags(compiler, tmp_path / "probe") == added
+    assert not list((tmp_path / "current").iterdir())
 
 
 @needs_compiler
