@@ -15,11 +15,12 @@ import torch
 from fake_model import make_engine
 from harness import answer, fake_of, greedy_by_hand, run
 
-from pagedkv.engine import Engine
+from pagedkv.engine import Engine, model_runner
 from pagedkv.engine.step_parts import Part, join_samples, part_of, run_in_parts, samples_of
 from pagedkv.records import empty_step
 from pagedkv.replay import Recorder, compare, settings_of
 from pagedkv.replay import load as load_recording
+from pagedkv.sampling import TokenScores
 from pagedkv.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -124,6 +125,34 @@ def test_a_chunk_in_the_middle_of_a_prompt_fails_its_request_alone(tokenizer_fol
     outputs, _ = run(engine)
     assert outputs["long"].error is not None
     assert outputs["short"].outputs[0].token_ids == greedy_by_hand("s", 12)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_scores_that_do_not_fit_leave_the_tokens_that_the_step_is_tried_again_with(
+    tokenizer_folder: Path, async_scheduling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(tokenizer_folder, async_scheduling=async_scheduling)
+    score, tried = model_runner.score_tokens, []
+
+    def scored(*operands: Any) -> TokenScores:
+        tried.append(operands)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        return score(*operands)
+
+    monkeypatch.setattr(model_runner, "score_tokens", scored)
+    for name in "abc":
+        engine.add_request(name, name, GREEDY)
+    for _ in range(3):
+        engine.step()
+    params = dataclasses.replace(GREEDY, prompt_logprobs=1)
+    engine.add_request("scored", "scored", params)
+    outputs, _ = run(engine)
+    assert len(tried) > 1
+    for name in (*"abc", "scored"):
+        assert outputs[name].outputs[0].token_ids == greedy_by_hand(name, 12)
+    right = answer(tokenizer_folder, "scored", params)
+    assert outputs["scored"].prompt_logprobs == right.prompt_logprobs
 
 
 def test_log_probabilities_and_answers_of_one_prompt_are_those_of_the_whole(

@@ -231,23 +231,22 @@ class ModelRunner:
             graph.replay()
             if padded.max_query_len > 1:
                 prefilling = step.num_tokens, Span(begin, self._watch.mark())
-            chosen = result if chooses else self._choose(result, step, tensors, token_ids)
             # The next run of a graph writes where the logits are.
             logits = None if params is None else result[:num_samples].clone()
+            chosen = result if chooses else self._choose(result, step, tensors, token_ids)
             return self._launched(chosen[:num_samples], logits, params, prefilling)
         begin = self._watch.mark()
         hidden = self._hidden(tensors)
         if tensors.attn_metadata.max_query_len > 1:
             prefilling = step.num_tokens, Span(begin, self._watch.mark())
+        prompt_scores = self._prompt_scores(step, tensors, hidden, token_ids)
         logits = None
         chosen = torch.empty(0, dtype=torch.int64)
         if step.sample_rows.size:
             logits = self._logits(hidden[tensors.logit_rows])
             chosen = self._choose(logits, step, tensors, token_ids)
-        return dataclasses.replace(
-            self._launched(chosen, None if params is None else logits, params, prefilling),
-            prompt_scores=self._prompt_scores(step, tensors, hidden, token_ids),
-        )
+        launched = self._launched(chosen, None if params is None else logits, params, prefilling)
+        return dataclasses.replace(launched, prompt_scores=prompt_scores)
 
     def _wanted(self, step: ScheduledStep) -> SlotParams | None:
         """Of the rows that sample, where any wants more than its token."""
@@ -373,7 +372,9 @@ class ModelRunner:
         tensors: StepTensors,
         token_ids: NDArray[np.int32],
     ) -> torch.Tensor:
-        """int64 [logits.shape[0]], -1 where a row has failed."""
+        """int64 [logits.shape[0]], -1 where a row has failed. Last of what may lack memory: a step
+        that is tried again reads the tokens that this replaces.
+        """
         slots = step.slots[step.sample_rows]
         lens = tensors.row_lens[step.sample_rows].astype(np.int64)
         logits = call_functions(logits, self._edits.rows_with_functions(slots, lens, token_ids))
