@@ -3,6 +3,8 @@ many at once; errors name the file and leave no thread behind. On a GPU: tests/c
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
 from pathlib import Path
 
@@ -116,6 +118,37 @@ def test_a_file_that_cannot_be_read_is_named(file: Path) -> None:
     file.mkdir()
     with pytest.raises(ValueError, match=r"model\.safetensors: .*[Ii]s a directory"):
         dict(stream(spans, "cpu"))
+    assert num_readers() == 0
+
+
+def test_a_thread_has_one_file_open_at_a_time(tmp_path: Path) -> None:
+    files = [tmp_path / f"{i}.safetensors" for i in range(40)]
+    for i, file in enumerate(files):
+        save_file({str(i): torch.full((100,), i)}, file)
+    spans = [span for i, file in enumerate(files) for span in spans_in(file, [str(i)])]
+    spans += spans[:1]  # a file that was read before
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    others = [os.open(tmp_path, os.O_RDONLY)]
+    while others[-1] < 100:  # no number below is free
+        others.append(os.open(tmp_path, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (others[-1] + 1 + 8, before[1]))
+    try:
+        found = list(stream(spans, "cpu", num_threads=3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for other in others:
+            os.close(other)
+    assert [name for name, _ in found] == [*map(str, range(40)), "0"]
+    assert all(bool((one == int(name)).all()) for name, one in found)
+
+
+def test_a_thread_that_cannot_begin_tells_why(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("no stream for it")
+
+    monkeypatch.setattr(streaming, "_Lane", fail)
+    with pytest.raises(ValueError, match=r"model\.safetensors: no stream for it"):
+        dict(stream(spans_in(file, list(TENSORS)), "cpu"))
     assert num_readers() == 0
 
 

@@ -149,19 +149,25 @@ class _Readers:
 
     @torch.inference_mode()  # of each thread its own; targets may be tensors made under it
     def _work(self) -> None:
-        with contextlib.ExitStack() as files:
-            opened: dict[Path, int] = {}
-            lane = _Lane(self._device)
+        with contextlib.ExitStack() as file:
+            opened: tuple[Path, int] | None = None
+            lane: _Lane | None = None
             while (part := self._parts.get()) is not None:
                 if self._is_stopped:
                     continue
                 flight, begin, end = part
                 error = None
                 try:
+                    lane = lane or _Lane(self._device)
                     path = flight.span.file
-                    if path not in opened:
-                        opened[path] = files.enter_context(path.open("rb", buffering=0)).fileno()
-                    lane.take(opened[path], flight, begin, end)
+                    # One at a time: checkpoints of some hundred files would have all threads
+                    # together open more than a process may.
+                    if opened is None or opened[0] != path:
+                        file.close()
+                        opened = None
+                        source = file.enter_context(path.open("rb", buffering=0))
+                        opened = path, source.fileno()
+                    lane.take(opened[1], flight, begin, end)
                 except Exception as caught:
                     error = caught
                 with self._changed:
