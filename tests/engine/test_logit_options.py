@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_model import EOS_ID, make_engine
+from fake_model import EOS_ID, hash_of, logits_of, make_engine
 from harness import GREEDY, answer, run
 
 from pagedkv.records import RequestOutput
@@ -163,6 +163,31 @@ def test_a_fork_goes_on_with_options_of_its_own(tokenizer_folder: Path) -> None:
     assert text[6:].count("xx") == len(text[6:]) // 3
     with pytest.raises(ValueError, match="allowed_token_ids has 258, outside"):
         engine.make_request("s", PROMPT, SamplingParams(allowed_token_ids=[258]))
+
+
+@pytest.mark.parametrize("functions", [(), (lambda prompt, output, logits: logits,)])
+def test_penalties_pass_over_ids_of_a_prompt_that_have_no_logit(
+    tokenizer_folder: Path, functions: tuple[Any, ...]
+) -> None:
+    prompt = [104, 105, 259, 258, 105]  # the last rows of the embedding are padding
+    params = dataclasses.replace(
+        GREEDY, repetition_penalty=1.5, frequency_penalty=0.5, logits_processors=functions
+    )
+    engine = make_engine(tokenizer_folder)
+    engine.add_request("padding", prompt, params)
+    engine.add_request("other", PROMPT, GREEDY)
+    outputs, _ = run(engine)
+    assert outputs["other"].outputs == answer(tokenizer_folder, PROMPT, GREEDY).outputs
+    assert outputs["padding"].error is None
+    answered = outputs["padding"].outputs[0].token_ids
+    context = list(prompt)
+    for token in answered:
+        logits = logits_of(hash_of(np.array(context)), ascii_only=True)[:258].numpy()
+        for seen in {*context} - {258, 259}:
+            logits[seen] *= 1.5 if logits[seen] <= 0 else 1 / 1.5
+            logits[seen] -= 0.5 * context[len(prompt) :].count(seen)
+        assert token == logits.argmax()
+        context.append(token)
 
 
 def test_functions_of_the_users_see_prompt_and_answer(tokenizer_folder: Path) -> None:

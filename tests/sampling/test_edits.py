@@ -277,3 +277,14 @@ def test_prompts_of_any_lengths_share_a_batch() -> None:
 def test_no_rules_are_none() -> None:
     request = Request("r", np.array([1], dtype=np.int32), 4)
     assert LogitRules.of(request, VOCAB) is None
+
+
+def test_words_whose_last_id_has_no_logit_forbid_nothing() -> None:
+    params = SamplingParams(bad_words=["any"])
+    bad = ((VOCAB,), (3, VOCAB), (VOCAB, 6), (7,))
+    prompt = np.array([1, 2], dtype=np.int32)
+    request = Request("r", prompt, 40, sampling_params=params, bad_token_ids=bad)
+    rules = LogitRules.of(request, VOCAB)
+    assert rules is not None
+    assert rules.forbidden(np.array([1, 2, 3], dtype=np.int32)).tolist() == [7]
+    assert rules.forbidden(np.array([1, 2, VOCAB], dtype=np.int32)).tolist() == [6, 7]

@@ -21,6 +21,7 @@ class LogitRules:
     bad_ids: what is forbidden anywhere. bad_behind: from a token to sequences that go on with it
     just before their last token, which is forbidden behind all others: a step looks only at those
     of its last token, however many there are. stop_ids: what is forbidden before min_tokens.
+    vocab_size: ids that have a logit; a prompt may hold others.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class LogitRules:
     bad_ids: NDArray[np.int64]
     bad_behind: Mapping[int, Sequence[NDArray[np.int64]]]
     stop_ids: NDArray[np.int64]
+    vocab_size: int
 
     @classmethod
     def of(cls, request: Request, vocab_size: int) -> LogitRules | None:
@@ -41,10 +43,12 @@ class LogitRules:
             return None
         pairs = params.logit_bias_pairs
         bad_behind: dict[int, list[NDArray[np.int64]]] = {}
-        for ids in request.bad_token_ids:
+        # As a prompt, a word's spelling may have ids without a logit.
+        bad_token_ids = [ids for ids in request.bad_token_ids if ids[-1] < vocab_size]
+        for ids in bad_token_ids:
             if len(ids) > 1:
                 bad_behind.setdefault(ids[-2], []).append(np.array(ids, dtype=np.int64))
-        alone = [ids[0] for ids in request.bad_token_ids if len(ids) == 1]
+        alone = [ids[0] for ids in bad_token_ids if len(ids) == 1]
         stops = np.array(request.stop_token_ids if params.min_tokens else (), dtype=np.int64)
         return cls(
             request_id=request.request_id,
@@ -57,6 +61,7 @@ class LogitRules:
             bad_behind=bad_behind,
             # An end-of-sequence token may lie in the padding of the vocabulary.
             stop_ids=stops[stops < vocab_size],
+            vocab_size=vocab_size,
         )
 
     @property
@@ -69,8 +74,8 @@ class LogitRules:
         return self.prompt_len + self.params.min_tokens if self.stop_ids.size else 0
 
     def seen(self, token_ids: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The ids of prompt and answer, each once, and how often they stand in the answer; without
-        the last token while it is PENDING.
+        """The ids of prompt and answer that have a logit, each once, and how often they stand in
+        the answer; without the last token while it is PENDING.
 
         Args:
             token_ids: [num_tokens], the request's tokens so far, prompt first.
@@ -78,7 +83,8 @@ class LogitRules:
         known = token_ids[:-1] if token_ids[-1] == PENDING else token_ids
         ids, places = np.unique(known, return_inverse=True)
         counts = np.bincount(places[self.prompt_len :], minlength=ids.size)
-        return ids.astype(np.int64), counts
+        end = int(np.searchsorted(ids, self.vocab_size))
+        return ids[:end].astype(np.int64), counts[:end]
 
     def forbidden(self, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
         """Ids that may not come next, behind token_ids [num_tokens]."""
