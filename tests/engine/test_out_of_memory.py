@@ -155,6 +155,30 @@ def test_scores_that_do_not_fit_leave_the_tokens_that_the_step_is_tried_again_wi
     assert outputs["scored"].prompt_logprobs == right.prompt_logprobs
 
 
+def test_log_probabilities_that_do_not_fit_are_computed_elsewhere(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = dataclasses.replace(GREEDY, logprobs=2)
+    right = {name: answer(tokenizer_folder, name, params) for name in "ab"}
+    score, tried = model_runner.score_tokens, []
+
+    def scored(*operands: Any) -> TokenScores:
+        tried.append(operands)
+        if len(tried) % 3 == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        return score(*operands)
+
+    monkeypatch.setattr(model_runner, "score_tokens", scored)
+    engine = make_engine(tokenizer_folder)
+    for name in "ab":
+        engine.add_request(name, name, params)
+    outputs, _ = run(engine)
+    assert len(tried) > 12
+    assert {name: outputs[name].outputs for name in "ab"} == {
+        name: right[name].outputs for name in "ab"
+    }
+
+
 def test_log_probabilities_and_answers_of_one_prompt_are_those_of_the_whole(
     tokenizer_folder: Path,
 ) -> None:

@@ -305,18 +305,26 @@ class ModelRunner:
             self.meter.prefilled(num_tokens, span.seconds())
         failed = launched.token_ids.numpy() < 0
         chosen = np.maximum(launched.token_ids.numpy(), 0)
-        rest, unfit = launched.prompt_scores, launched.unfit
+        sampled = Sampled(
+            chosen, failed, None, prompt_scores=launched.prompt_scores, unfit=launched.unfit
+        )
         if launched.logits is None or launched.params is None:
-            return Sampled(chosen, failed, None, prompt_scores=rest, unfit=unfit)
-        best = best_candidates(launched.logits, launched.params)
-        return Sampled(
-            chosen,
-            failed,
-            chosen_logprobs(launched.logits, launched.params, chosen),
-            None if best is None else Candidates(*best),
-            self._scores(launched.logits, launched.params, chosen),
-            rest,
-            unfit,
+            return sampled
+        try:
+            return self._scored(sampled, launched.logits, launched.params)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        # Outside the handler: there the error keeps alive what was computed so far.
+        return self._scored(sampled, launched.logits.cpu(), launched.params)
+
+    def _scored(self, sampled: Sampled, logits: torch.Tensor, params: SlotParams) -> Sampled:
+        """With what is wanted beside the tokens."""
+        best = best_candidates(logits, params)
+        return sampled._replace(
+            logprobs=chosen_logprobs(logits, params, sampled.token_ids),
+            candidates=None if best is None else Candidates(*best),
+            scores=self._scores(logits, params, sampled.token_ids),
         )
 
     @staticmethod
