@@ -162,37 +162,25 @@ def test_a_row_has_the_same_bits_alone_and_again(size, epilogue, normed, device)
         assert_same(single[0], together, "the row alone")
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("size", CLUSTERED, ids=str)
-def test_a_row_has_the_same_bits_beside_4_to_127_others(size, epilogue, device) -> None:
-    out, x, weight = made((128, *size[1:]), torch.bfloat16, epilogue, device)
-    old = out.clone()
-    ops.streamed_linear(out, x, weight, epilogue=epilogue)
-    for first, end in ((0, 128), (0, 5), (7, 16), (3, 19), (20, 52), (31, 95), (50, 128), (9, 80)):
-        part = old[first:end].clone()
-        ops.streamed_linear(part, x[first:end], weight, epilogue=epilogue)
-        assert_same(part, out[first:end], f"rows {first} to {end}")
+# For each kind of kernel: ranges of rows that are multiplied by themselves, as parts of the first.
+CLUSTERED_ROWS = (0, 128), (0, 5), (7, 16), (3, 19), (20, 52), (31, 95), (50, 128), (9, 80)
+WIDE_ROWS = (0, 256), (0, 129), (3, 195), (127, 256), (50, 250), (7, 200)
+TILED_ROWS = (0, 1100), (0, 257), (7, 400), (129, 1025), (800, 1100)
+BESIDE = [
+    *((size, CLUSTERED_ROWS) for size in CLUSTERED),
+    *((size, WIDE_ROWS) for size in WIDE),
+    *((size, TILED_ROWS) for size in TILED),
+]
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("size", WIDE, ids=str)
-def test_a_row_has_the_same_bits_beside_128_to_255_others_and_again(size, epilogue, device) -> None:
-    out, x, weight = made((256, *size[1:]), torch.bfloat16, epilogue, device)
+@pytest.mark.parametrize(("size", "ranges"), BESIDE, ids=str)
+def test_a_row_has_the_same_bits_whatever_is_beside_it(size, ranges, epilogue, device) -> None:
+    num_rows = ranges[0][1]
+    out, x, weight = made((num_rows, *size[1:]), torch.bfloat16, epilogue, device)
     old = out.clone()
     ops.streamed_linear(out, x, weight, epilogue=epilogue)
-    for first, end in ((0, 256), (0, 129), (3, 195), (127, 256), (50, 250), (7, 200)):
-        part = old[first:end].clone()
-        ops.streamed_linear(part, x[first:end], weight, epilogue=epilogue)
-        assert_same(part, out[first:end], f"rows {first} to {end}")
-
-
-@pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("size", TILED, ids=str)
-def test_a_row_has_the_same_bits_beside_more_than_256_others(size, epilogue, device) -> None:
-    out, x, weight = made((1100, *size[1:]), torch.bfloat16, epilogue, device)
-    old = out.clone()
-    ops.streamed_linear(out, x, weight, epilogue=epilogue)
-    for first, end in ((0, 1100), (0, 257), (7, 400), (129, 1025), (800, 1100)):
+    for first, end in ranges:
         part = old[first:end].clone()
         ops.streamed_linear(part, x[first:end], weight, epilogue=epilogue)
         assert_same(part, out[first:end], f"rows {first} to {end}")

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/wgmma.cuh"
+#include "cuda/linear/matrix_copy.cuh"
 
 namespace pagedkv::cuda {
 
@@ -36,17 +37,7 @@ PAGEDKV_PRODUCT(__half, "f16")
 #undef PAGEDKV_SUMS_4
 #undef PAGEDKV_SUM
 
-// A box of a 2-dimensional tensor into shared memory; its bytes arrive at the barrier.
-__device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, int x0, int x1,
-                                uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
-      "[%1, {%2,%3}], [%4];\n" ::"r"(shared),
-      "l"(map), "r"(x0), "r"(x1), "r"(barrier)
-      : "memory");
-}
-
-// The same of a 3-dimensional tensor.
+// A box of a 3-dimensional tensor into shared memory; its bytes arrive at the barrier.
 __device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, int x0, int x1, int x2,
                                 uint32_t barrier) {
   asm volatile(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/wgmma.cuh"
+#include "cuda/linear/matrix_copy.cuh"
 
 namespace pagedkv::cuda {
 
@@ -55,15 +56,5 @@ PAGEDKV_WIDE_PRODUCTS(28, "224", __half, "f16", "%112", "%113", "%114")
 #undef PAGEDKV_SUM
 #undef PAGEDKV_WIDE_SUMS_28
 #undef PAGEDKV_WIDE_SUMS_14
-
-// A box of a 2-dimensional tensor; its bytes arrive at the barrier.
-__device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, int x0, int x1,
-                                uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2,%3}], [%4];\n" ::"r"(shared),
-      "l"(map), "r"(x0), "r"(x1), "r"(barrier)
-      : "memory");
-}
 
 }  // namespace pagedkv::cuda
