@@ -31,6 +31,14 @@ _ROW = np.dtype(
 _NO_EDITS = np.array([(0, 0, -1, 1.0, 0.0, 0.0)], dtype=_ROW)
 
 
+class _Samples(NamedTuple):
+    """Operands of EditLists.advance()."""
+
+    slots: NDArray[np.int64]
+    lens: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
+
+
 class _Layout(NamedTuple):
     """Where the lists of a batch are and what they come from: as advance_edits has it, on the
     device.
@@ -109,8 +117,9 @@ class EditLists:
         self, slots: NDArray[np.int64], lens: NDArray[np.int64], token_ids: NDArray[np.int32]
     ) -> list[RuledRow]:
         """Samples whose logits functions of the caller's change; operands as of advance()."""
+        samples = _Samples(slots, lens, token_ids)
         return [
-            self._row(row, slots, lens, token_ids)
+            self._row(row, samples)
             for row in np.flatnonzero(self.has_rules[slots] & self._has_functions[slots]).tolist()
         ]
 
@@ -155,7 +164,7 @@ class EditLists:
         elif is_same:
             self._stay(ruled, own, num_rows)
         else:
-            self._move(ruled, slots, lens, token_ids, goes_on, num_rows)
+            self._move(ruled, _Samples(slots, lens, token_ids), goes_on, num_rows)
         self._is_steady = is_same
         self._slots = slots
         self._num_tokens[slots] = lens
@@ -174,16 +183,14 @@ class EditLists:
     def _move(
         self,
         ruled: NDArray[np.int64],
-        slots: NDArray[np.int64],
-        lens: NDArray[np.int64],
-        token_ids: NDArray[np.int32],
+        samples: _Samples,
         goes_on: NDArray[np.bool_],
         num_rows: int,
     ) -> None:
         """All lists get new places, with room; those that do not go on are made of what the host
         knows.
         """
-        own = slots[ruled]
+        own = samples.slots[ruled]
         rows = np.repeat(_NO_EDITS, num_rows)
         rows[ruled] = self._params[own]
         rows["source"][ruled] = self._begins[own]
@@ -191,7 +198,7 @@ class EditLists:
         has_token = self._counts[own] & goes_on
         sent, num_sent = [np.empty((0, 3), dtype=np.int32)], 0
         for i in np.flatnonzero(~goes_on).tolist():
-            one = self._row(int(ruled[i]), slots, lens, token_ids)
+            one = self._row(int(ruled[i]), samples)
             edits = edits_of(one, before=not self._has_functions[own[i]])
             rows["source"][one.row], rows["source_len"][one.row] = -1 - num_sent, edits.ids.size
             has_token[i] = self._counts[own[i]] and one.token_ids[-1] == PENDING
@@ -256,16 +263,11 @@ class EditLists:
         self._ids, self._entry_counts, self._values = ids, counts, values
         return EditTensors(layout.start_loc, ids, values, layout.is_limited)
 
-    def _row(
-        self,
-        row: int,
-        slots: NDArray[np.int64],
-        lens: NDArray[np.int64],
-        token_ids: NDArray[np.int32],
-    ) -> RuledRow:
-        rules = self._rules[int(slots[row])]
+    def _row(self, row: int, samples: _Samples) -> RuledRow:
+        slot = samples.slots[row]
+        rules = self._rules[int(slot)]
         assert rules is not None
-        return RuledRow(row, rules, token_ids[slots[row], : lens[row]])
+        return RuledRow(row, rules, samples.token_ids[slot, : samples.lens[row]])
 
 
 def _no_entries(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
